@@ -14,12 +14,12 @@ DESCRIPTION = "Serve the OpenAI-compatible HTTP API of a cell."
 
 
 def parser() -> ArgumentParser:
-    """Return the command line."""
+    """Return the parser of the gateway's command line."""
     return config.parser_of(GatewayConfig, "gateway", DESCRIPTION)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one gateway until it is told to stop; returns the exit code."""
+    """Run one gateway until it is told to stop; return the exit code."""
     settings = config.for_service(GatewayConfig, "gateway", argv, DESCRIPTION)
     if settings is None:
         return EXIT_REFUSED

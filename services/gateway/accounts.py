@@ -1,4 +1,4 @@
-"""What each tenant uses of this gateway now, within its limits. Lives on the event loop; nothing here waits."""
+"""Each tenant's present use of this gateway, and its limits. Runs on the event loop; nothing here waits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from services.gateway.tenants import OTHER, Tenant
 from shared.errors import RateLimited
 
 RETRY_AFTER_MS = 1_000
-"""When to come again where that depends on the tenant's own requests in progress."""
+"""Retry-After of the concurrency limit, where the wait depends on the tenant's own requests in progress."""
 
 OPEN = Tenant(salt="")
-"""A tenant without limits whose KV is kept apart by nothing: callers with one of ``--api-keys``, or with none."""
+"""The tenant of callers with one of ``--api-keys``, or with no key: without limits, and without a salt of its own."""
 
 
 @dataclass(slots=True)
 class Account:
-    """``name`` is the tenant's in the cell. Counts outlive a change of the limits.
+    """One tenant's rates and choices in progress at this gateway. Counts outlive a change of the limits.
 
-    ``is_listed``: it is in the file of tenants, and metrics name it.
+    ``name`` is the tenant's name in the cell. ``is_listed``: it is in the file of tenants, and metrics name it.
     """
 
     name: str
@@ -34,24 +34,25 @@ class Account:
     in_progress: int = 0
 
     def __post_init__(self) -> None:
+        """Fill the buckets of the tenant's rates as of now; a rate without a limit has none."""
         now_s = self.clock()
         self.requests = full(self.tenant.requests_per_minute, now_s)
         self.tokens = full(self.tenant.tokens_per_minute, now_s)
 
     @property
     def label(self) -> str:
-        """Its name in metrics."""
+        """The tenant's label in metrics: its name, or ``other`` where metrics do not name it."""
         return self.name if self.is_listed else OTHER
 
     def change(self, tenant: Tenant) -> None:
-        """Replace the tenant's limits; what is in progress goes on."""
+        """Replace the tenant's limits; requests in progress continue."""
         now_s = self.clock()
         self.requests = resized(self.requests, tenant.requests_per_minute, now_s)
         self.tokens = resized(self.tokens, tenant.tokens_per_minute, now_s)
         self.tenant = tenant
 
     def begin_request(self) -> None:
-        """One more HTTP request. Raises RateLimited."""
+        """Count one HTTP request. Raises RateLimited."""
         if self.requests is not None:
             self._take(self.requests, 1, "requests")
 
@@ -61,12 +62,15 @@ class Account:
             self._take(self.tokens, tokens, "tokens")
 
     def spend_tokens(self, tokens: int) -> None:
-        """So many tokens were made, known only now: an answer, or a text that was tokenised."""
+        """Spend tokens whose number is known only afterwards: those of an answer, or of a tokenised text.
+
+        Never refuses.
+        """
         if self.tokens is not None:
             self.tokens.spend(tokens, self.clock())
 
     def take(self, choices: int) -> None:
-        """So many more choices are in progress. Raises RateLimited."""
+        """Count so many more choices as in progress. Raises RateLimited above the tenant's ``max_concurrent``."""
         limit = self.tenant.max_concurrent
         if limit and self.in_progress + choices > limit:
             self._turned_away("concurrency")
@@ -78,12 +82,13 @@ class Account:
         self.in_progress += choices
 
     def give_back(self, choices: int) -> None:
+        """Count so many choices as ended; each may be given back only once."""
         self.in_progress -= choices
         assert self.in_progress >= 0, "a choice was given back twice"
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """One more request is in progress for as long as the block. Raises RateLimited."""
+        """Count one more request as in progress within the block. Raises RateLimited."""
         self.take(1)
         try:
             yield
@@ -91,7 +96,7 @@ class Account:
             self.give_back(1)
 
     def headers(self) -> dict[str, str]:
-        """OpenAI's ``x-ratelimit-*`` headers, of those rates that are limited."""
+        """Return OpenAI's ``x-ratelimit-*`` headers of the rates that are limited."""
         now_s = self.clock()
         said = {}
         for what, bucket in (("requests", self.requests), ("tokens", self.tokens)):

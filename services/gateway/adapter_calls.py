@@ -1,7 +1,7 @@
-"""Loading and unloading LoRA adapters in a running cell: orders to the scheduler, and waits for what workers say.
+"""Loading and unloading LoRA adapters in a running cell: orders to the scheduler, and waits for the workers' reports.
 
 Every wait is bounded: Unavailable is raised when the scheduler or a worker does not answer in time. An adapter that
-some worker cannot load is served by none: what had the name before, if anything, has it again.
+some worker cannot load is served by none: the adapter that had the name before, if any, has it again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shared.messages.cell_events import LoadAdapter, UnloadAdapter
 from shared.messages.status import AdapterStatus, CellStatus
 
 LOAD_S = 120.0
-"""A worker reads a gigabyte and finishes its step meanwhile."""
+"""Enough for a worker to finish its step and to read a gigabyte."""
 
 HEAR_S = 5.0
-"""The scheduler says its status twice a second."""
+"""The scheduler publishes its status twice a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterCalls:
-    """``view`` is what this gateway knows of its cell, by which it takes requests."""
+    """Adapter orders of one gateway. ``view`` is the gateway's view of its cell, by which it accepts requests."""
 
     calls: CacheCalls
     view: CellView
@@ -35,7 +35,7 @@ class AdapterCalls:
     hear_s: float = HEAR_S
 
     async def load(self, name: str, files: AdapterFiles, *, replaces: bool) -> None:
-        """Serve an adapter under this name; returns when every worker has it and this gateway takes requests for it.
+        """Serve an adapter under this name; return when every worker has it and this gateway accepts requests for it.
 
         Raises InvalidRequest for a name that is taken, unless it ``replaces``, AdapterRefused, Unavailable.
         """
@@ -59,7 +59,7 @@ class AdapterCalls:
         await self._heard(lambda: _has(self.view.adapter(name), files.digest))
 
     async def unload(self, name: str) -> None:
-        """Take no more requests for an adapter; those that are under way end as they would. Raises NotFound."""
+        """Accept no more requests for an adapter; those in progress end normally. Raises NotFound."""
         if _find(await self.calls.status(), name) is None:
             raise NotFound(f"there is no adapter {name[:128]!r}", param="lora_name", code="adapter_not_found")
         await self.calls.fold(UnloadAdapter(name=name), new_id("unload-adapter"))
@@ -73,7 +73,7 @@ class AdapterCalls:
                     adapter = _find(status, order.name)
                     if adapter is None or adapter.digest != order.digest:
                         raise AdapterRefused(
-                            "the cell has as many adapters as it may, or another order took the name meanwhile",
+                            "the cell has its maximum of adapters, or another order took the name meanwhile",
                             param="lora_name",
                         )
                     if adapter.faults:
@@ -86,7 +86,7 @@ class AdapterCalls:
                     status = await self.calls.status()
         except TimeoutError as error:
             raise Unavailable(
-                f"not all workers have loaded the adapter within {self.load_s:g} s; they go on",
+                f"not all workers have loaded the adapter within {self.load_s:g} s; they continue",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
 
@@ -97,7 +97,7 @@ class AdapterCalls:
         await self.calls.fold(order, new_id("undo-adapter"))
 
     async def _heard(self, holds: Callable[[], bool]) -> None:
-        """Wait until this gateway knows it too, so that what its caller asks next is answered by that."""
+        """Wait until this gateway's own view shows the change, so that its caller's next request is answered by it."""
         try:
             async with asyncio.timeout(self.hear_s):
                 while True:
@@ -106,7 +106,7 @@ class AdapterCalls:
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise Unavailable(
-                "it is done, and this gateway does not hear of it: the scheduler is silent",
+                "the order was carried out, but this gateway has no status that shows it: the scheduler is silent",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
 

@@ -1,4 +1,4 @@
-"""LoRA adapters that a gateway was given with ``--adapter``: the cell is told of them once it can be."""
+"""LoRA adapters given to a gateway with ``--adapter``: they are ordered from the cell as soon as it answers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,35 @@ _log = logs.get_logger("gateway.adapters")
 
 
 class StartAdapters:
-    """By name. Later orders may unload them; a gateway tells of them once, when it starts."""
+    """Adapters of ``--adapter`` by name.
+
+    They are ordered once, when the gateway starts; later orders may unload them.
+    """
 
     def __init__(self, files: Mapping[str, AdapterFiles] | None = None) -> None:
+        """Take the adapters to order, by name; without any, no adapter is waited for."""
         self.files = dict(files or {})
-        self._told_seq = 0 if not self.files else None  # The scheduler had folded all of them by then.
+        self._told_seq = 0 if not self.files else None  # When the scheduler had folded all orders.
 
     def reasons_not_ready(self, cell: CellView) -> list[str]:
-        """Those that no worker has reported on yet; one that was unloaded since is not waited for."""
+        """Return one reason for each adapter on which no worker has reported yet.
+
+        An adapter unloaded since is not waited for.
+        """
         if self._told_seq is None or cell.status is None or cell.status.seq < self._told_seq:
             return [f"adapter {name} was not asked for yet" for name in self.files]
         silent = [each.name for each in cell.adapters() if not each.workers and not each.faults]
         return [f"adapter {name} is being loaded" for name in self.files if name in silent]
 
     def faults(self, cell: CellView) -> Iterator[tuple[str, str]]:
-        """Names, and why some worker has not what they mean."""
+        """Yield each adapter that a worker could not load: (name, the worker and its fault)."""
         for name in self.files:
             adapter = cell.adapter(name)
             for worker, fault in adapter.faults.items() if adapter is not None else ():
                 yield name, f"{worker}: {fault}"
 
     async def tell(self, bus: Bus) -> None:
-        """Have the cell load them, however long the scheduler is silent."""
+        """Order the adapters from the cell, retrying for as long as the scheduler is silent."""
         calls = CacheCalls(bus)
         seq = 0
         for name, files in self.files.items():
@@ -60,7 +67,7 @@ class StartAdapters:
 
 
 def start_adapters(given: Sequence[str], base: str) -> StartAdapters:
-    """Read what ``--adapter`` names. Raises ConfigError with every fault."""
+    """Read the adapters that ``--adapter`` names. Raises ConfigError with every fault."""
     found: dict[str, AdapterFiles] = {}
     faults = []
     for each in given:

@@ -1,4 +1,4 @@
-"""Whether a caller may administer the cell. The key of the ordinary API never opens this."""
+"""Whether a caller may administer the cell. A key of the ordinary API never opens these paths."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ ADMIN_HEADER = "x-admin-key"
 
 
 def is_admin_path(path: str) -> bool:
-    """Whether a path is one of the administration's, rather than one of the API's."""
+    """Return whether a path belongs to the administration rather than the API."""
     return any(path == prefix or path.startswith(prefix + "/") for prefix in ADMIN_PREFIXES)
 
 
 def is_open_to_admin(path: str) -> bool:
-    """Whether a path of the API opens to the admin key too."""
+    """Return whether a path of the API accepts the admin key too."""
     return path == REQUESTS_PREFIX or path.startswith(REQUESTS_PREFIX + "/")
 
 
 def holds_admin_key(headers: Headers, admin_key: str) -> bool:
-    """Whether a caller shows the admin key; never where none is configured."""
+    """Return whether the headers hold the admin key; always False where none is configured."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = (headers.get(ADMIN_HEADER, ""), bearer.strip() if scheme.lower() == "bearer" else "")
-    # Both are compared, each in constant time, so that the time says nothing about which one came close.
+    # Both are compared, each in constant time, so that the time does not show which one came close.
     matches = [hmac.compare_digest(key.encode(), admin_key.encode()) for key in given]
     return bool(admin_key) and any(matches)
 
 
 def check_admin(headers: Headers, admin_key: str) -> None:
-    """Raise NotAuthenticated without the key, and InvalidRequest (403) where no key is configured."""
+    """Raise NotAuthenticated without the admin key, and InvalidRequest (403) where none is configured."""
     if not admin_key:
         raise _closed()
     if not holds_admin_key(headers, admin_key):

@@ -1,6 +1,6 @@
-"""Whether a request may go on, and the sampling parameters that it means. Pure; every refusal is a typed error.
+"""Whether a request is accepted, and the sampling parameters that it asks for. Pure; every refusal is a typed error.
 
-Ranges of single fields are part of the schema. Here is what depends on the model or on several fields.
+Ranges of single fields are part of the schema. Checks here depend on the model or on several fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def check_common(fields: SamplingFields) -> None:
-    """Check what both request types share."""
+    """Check the fields that chat and completion requests share. Raises InvalidRequest."""
     _refuse(fields, REFUSED_FIELDS)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
@@ -54,7 +54,7 @@ def check_priority(asked: int | None, highest: int) -> int:
 
 
 def check_cache(cache: CacheOptions) -> None:
-    """Fields of ``cache`` that contradict one another are refused: which of them was meant is the caller's to say."""
+    """Raise InvalidRequest for fields of ``cache`` that contradict one another, rather than guess which was meant."""
     if cache.fidelity != "importance":
         for name in IMPORTANCE_FIELDS:
             if getattr(cache, name) is not None:
@@ -71,7 +71,7 @@ def check_cache(cache: CacheOptions) -> None:
 
 
 def check_chat(request: ChatRequest) -> None:
-    """Check what of a chat request needs no model."""
+    """Check the fields of a chat request that need no model. Raises InvalidRequest."""
     check_common(request)
     _refuse(request, REFUSED_CHAT_FIELDS)
     if request.modalities is not None and set(request.modalities) != {"text"}:
@@ -87,7 +87,7 @@ def check_chat(request: ChatRequest) -> None:
 
 
 def check_completion(request: CompletionRequest) -> None:
-    """Check what of a completion request needs no model."""
+    """Check the fields of a completion request that need no model. Raises InvalidRequest."""
     check_common(request)
     if request.suffix:
         raise unsupported("suffix")
@@ -98,8 +98,17 @@ def check_completion(request: CompletionRequest) -> None:
 
 
 def unsupported(param: str, why: str = "it is not served here") -> InvalidRequest:
-    """Return the refusal of a parameter that other servers know."""
+    """Return the refusal of a parameter that other servers accept and this one does not."""
     return InvalidRequest(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def unserved_content(kind: str, param: str) -> InvalidRequest:
+    """Return the refusal of a part of a conversation that is not text."""
+    return InvalidRequest(
+        f"content of type {kind[:64]!r} is not served here; only text is",
+        param=f"{param}.type",
+        code="unsupported_content",
+    )
 
 
 def split_prompts(request: CompletionRequest, model_context: int) -> list[str | list[int]]:
@@ -127,14 +136,14 @@ def split_prompts(request: CompletionRequest, model_context: int) -> list[str | 
 
 
 def check_prompt_tokens(tokens: Sequence[int], vocab_size: int, *, place: int = 0, count: int = 1) -> None:
-    """Token ids must exist, and there must be one."""
+    """Raise InvalidRequest for an empty prompt, or for a token id outside the vocabulary."""
     if not tokens:
         raise InvalidRequest("the prompt has no tokens", param=_prompt_param(place, count))
     check_vocabulary(tokens, vocab_size, param=_prompt_param(place, count))
 
 
 def check_vocabulary(tokens: Sequence[int], vocab_size: int, *, param: str) -> None:
-    """Token ids must exist."""
+    """Raise InvalidRequest for a token id outside the vocabulary."""
     if not tokens:
         return
     least, most = tokens.bounds() if isinstance(tokens, PackedTokens) else (min(tokens), max(tokens))
@@ -144,7 +153,10 @@ def check_vocabulary(tokens: Sequence[int], vocab_size: int, *, param: str) -> N
 
 
 def check_messages(count: int, model_context: int) -> None:
-    """Refuse a conversation of so many messages that it cannot fit, before it is rendered: each costs a token."""
+    """Raise ContextTooLong, before rendering, for more messages than the context has tokens.
+
+    Each message costs at least one token.
+    """
     if count > model_context:
         raise ContextTooLong(
             f"This model's maximum context length is {model_context} tokens; a conversation of {count} messages "
@@ -154,7 +166,7 @@ def check_messages(count: int, model_context: int) -> None:
 
 
 def check_prompt_length(count: int, model_context: int, *, param: str = "prompt") -> None:
-    """Refuse more token ids than the model has context for, before anything looks at each of them."""
+    """Raise ContextTooLong for more token ids than the model's context, before each of them is checked."""
     if count > model_context:
         raise ContextTooLong(
             f"This model's maximum context length is {model_context} tokens; {count} token ids cannot fit.",
@@ -165,10 +177,10 @@ def check_prompt_length(count: int, model_context: int, *, param: str = "prompt"
 def check_prompt_characters(
     characters: int, longest_token_characters: int, model_context: int, *, param: str = "prompt"
 ) -> None:
-    """Refuse a text that cannot fit, before it is tokenised: no token is longer than the longest one.
+    """Raise ContextTooLong for a text that cannot fit, before it is tokenised: no token is longer than the longest one.
 
-    The bound is doubled, since a tokenizer may normalise a text to fewer characters first. It is the model's: whether
-    pools hold less is said of tokens, with the size that would hold them.
+    The bound is doubled, since a tokenizer may first normalise a text to fewer characters. It is the model's context:
+    whether pools hold less is checked in tokens, where the error can name the size that would hold them.
     """
     if characters > 2 * longest_token_characters * model_context:
         raise ContextTooLong(
@@ -179,7 +191,7 @@ def check_prompt_characters(
 
 
 def output_room(prompt_tokens: int, asked: int | None, default: int | None, limit: ContextLimit) -> int:
-    """How many tokens may be generated. ``default`` None is the rest of the context.
+    """Return how many tokens may be generated. ``default`` None is the rest of the context.
 
     Raises ContextTooLong, naming both numbers, when prompt and answer cannot fit.
     """
@@ -241,16 +253,19 @@ def sampling_params(
 
 
 def cache_hints(fields: SamplingFields, params: SamplingParams, importance: Importance | None = None) -> CacheHints:
-    """Return the ``cache`` extension; both on where it is absent. Logprobs of a prompt need all of it to be computed.
+    """Return the hints of the ``cache`` extension; without one, both reading and writing are on.
 
-    ``importance`` is what ``fidelity`` made of the rest of it.
+    Logprobs of a prompt need all of it computed, so nothing is read then. ``importance`` comes from ``fidelity``.
     """
     given = fields.cache or CacheOptions()
     return CacheHints(read=given.read and params.prompt_logprobs is None, write=given.write, importance=importance)
 
 
 def check_logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
-    """Keys are token ids in decimal, in order of the request."""
+    """Return biases by token id, in the request's order.
+
+    Raises InvalidRequest for a key that is no decimal token id.
+    """
     checked: dict[int, float] = {}
     for key, value in (bias or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) >= vocab_size:

@@ -38,11 +38,11 @@ _log = logs.get_logger("gateway.http")
 
 
 def build_app(gateway: Gateway) -> ASGIApp:
-    """Routes, error translation and the boundary around them."""
+    """Build the application: routes, error translation, and around them the boundary, CORS and tracing."""
     app = FastAPI(
         title="Thermocline",
         version=package_version(),
-        docs_url=None,  # Both pages load scripts from elsewhere; ours is below.
+        docs_url=None,  # Both of the framework's pages load scripts from other sites; ours is below.
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -84,7 +84,7 @@ def build_app(gateway: Gateway) -> ASGIApp:
 
 
 def error_response(request: Request, error: ThermoclineError, headers: dict[str, str] | None = None) -> Response:
-    """``error`` as a response in the shape of the API that ``request`` called."""
+    """Return ``error`` as a response in the shape of the API that ``request`` called."""
     status, body = error_answer(error, request.url.path, request.scope.get("state", {}).get("request_id", ""))
     all_headers = {**(headers or {}), **error_headers(error)}
     return Response(body, status, headers=all_headers, media_type="application/json")

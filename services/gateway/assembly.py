@@ -1,15 +1,15 @@
-"""Putting one request's tokens together, whatever order or repetition they arrive in. Pure.
+"""Assembling one request's tokens, in whatever order or repetition they arrive. Pure.
 
 Two rules:
 
 * **Position.** ``TokenItem.index`` is the output position of an item's first token. What lies before the next
   position is a repeat and is dropped; what lies after it leaves a gap and is held until the gap is filled.
-* **Attempt.** Once a new attempt was announced or has spoken, only it may speak. Items of older attempts are dropped,
-  so a worker that was thought dead cannot add to a stream that another one continues.
+* **Attempt.** Once a new attempt was announced or has sent a token, items of older attempts are dropped, so a worker
+  that was thought dead cannot add to a stream that another one continues.
 
-What was asked for may be of an older attempt, since one that follows a preemption goes on behind everything that was
-said before it. One that was announced by ``ResumeNeeded`` goes on behind what is here instead: whatever older attempts
-said from there on is not what it builds on. Exact attempts agree on those tokens too, lossy ones need not.
+Tokens that were asked for may be of an older attempt: an attempt that follows a preemption continues behind everything
+that was sent before it. An attempt announced by ``ResumeNeeded`` continues behind what has arrived here instead, so
+later tokens of older attempts are not its prefix. Exact attempts agree on those tokens too; lossy ones need not.
 
 Text follows the same rules: an item's text is taken whole or not at all, since it cannot be cut by tokens.
 """
@@ -26,17 +26,17 @@ MAX_HELD_ITEMS = 1024
 
 
 class Placement(Enum):
-    """What became of an item."""
+    """The outcome of placing an item."""
 
-    ACCEPTED = "accepted"  # It, and held items that it joins, are part of the answer now.
+    ACCEPTED = "accepted"  # The item, and held items that follow it, are part of the answer now.
     REPEATED = "repeated"  # Known already.
     FENCED = "fenced"  # From an attempt that is over.
-    GAP = "gap"  # Something is missing before it; ask the worker from ``next_index`` on.
+    GAP = "gap"  # Tokens before it are missing; ask the worker from ``next_index`` on.
 
 
 @dataclass(slots=True)
 class Delta:
-    """What was accepted since the last ``take``: several items coalesced into one."""
+    """Everything accepted since the last ``take``, several items coalesced into one."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -47,20 +47,22 @@ class Delta:
 
     @property
     def is_empty(self) -> bool:
+        """Whether it has nothing to send: no text, tokens, end or prompt logprobs."""
         return not self.text and not self.tokens and self.finish is None and self.prompt_logprobs is None
 
 
 class Assembly:
-    """The answer to one request so far. All methods mutate unless they say otherwise."""
+    """The answer to one request so far. All methods change it unless they say otherwise."""
 
     def __init__(self) -> None:
+        """Begin with no tokens; items of any attempt are accepted."""
         self.attempt = 0
-        self.resumed = 0  # The last attempt that was announced: it began behind what was here then.
+        self.resumed = 0  # The last attempt that was announced; it began behind the tokens that were here then.
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.error = ""
         self.usage: Usage | None = None  # Of the first item: where the caller's prompt was found.
-        self.lossy: dict[int, Usage] = {}  # By attempt, of those that loaded a part of their prefix only.
+        self.lossy: dict[int, Usage] = {}  # By attempt, for attempts that loaded only a part of their prefix.
         self.timing: Timing | None = None
         self._texts: list[str] = []
         self._taken_tokens = 0
@@ -72,21 +74,22 @@ class Assembly:
 
     @property
     def next_index(self) -> int:
-        """The output position that is wanted next."""
+        """The output position of the next token, counted from 0."""
         return len(self.tokens)
 
     @property
     def is_finished(self) -> bool:
+        """Whether the item with the finish reason was accepted."""
         return self.finish is not None
 
     @property
     def has_gap(self) -> bool:
-        """Whether later tokens are here that earlier ones hold up."""
+        """Whether later tokens are held until earlier ones arrive."""
         return bool(self._held)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens accepted and not yet taken."""
+        """Number of tokens accepted and not yet taken."""
         return len(self.tokens) - self._taken_tokens
 
     def accept(self, item: TokenItem) -> Placement:
@@ -99,7 +102,7 @@ class Assembly:
         return self._place(item)
 
     def fill(self, item: TokenItem) -> Placement:
-        """Place an item that was asked for, of the last attempt that was announced or a later one."""
+        """Place an item that was asked for; it may be of the last announced attempt or a later one."""
         if self.is_finished:
             return Placement.REPEATED
         if item.attempt < self.resumed:
@@ -107,7 +110,7 @@ class Assembly:
         return self._place(item)
 
     def fence(self, attempt: int) -> None:
-        """``attempt`` goes on behind what is here: only it and later ones may add to that. Never goes back."""
+        """Accept tokens only of ``attempt`` and later ones: it continues behind what is here. Never moves back."""
         self.resumed = max(self.resumed, attempt)
         self._hear(attempt)
 
@@ -117,7 +120,7 @@ class Assembly:
             self._held.clear()
 
     def take(self) -> Delta:
-        """Everything accepted since the last call; an empty delta when there is nothing."""
+        """Return everything accepted since the last call; an empty delta when there is nothing."""
         delta = Delta(
             text="".join(self._texts),
             tokens=self.tokens[self._taken_tokens :],
@@ -143,10 +146,10 @@ class Assembly:
                 self._held[item.index] = item
             return Placement.GAP
         if end > self.next_index:
-            # It overlaps what is known and brings something new; its text cannot be cut, so ask for the rest alone.
+            # It overlaps known tokens and adds new ones; its text cannot be cut, so ask only for the rest.
             return Placement.GAP
         if end == self.next_index and item.finish is not None:
-            # A resumed attempt samples at least one token. That one is known already, but the end is news.
+            # A resumed attempt samples at least one token. That one is known already, but the end is new.
             self._note_usage(item)
             self._end(item)
             return Placement.ACCEPTED
@@ -175,7 +178,7 @@ class Assembly:
     def _note_usage(self, item: TokenItem) -> None:
         # A resumed attempt reports its own reuse; the caller's prompt was found where the first attempt says.
         self.usage = self.usage or item.usage
-        # Whether tokens are lossy is each attempt's own, though, and the caller is told if any attempt's are.
+        # Whether tokens are lossy differs by attempt, though, and the usage report counts every lossy one.
         if item.usage is not None and item.usage.importance is not None:
             self.lossy[item.attempt] = item.usage
 

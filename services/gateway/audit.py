@@ -1,6 +1,6 @@
-"""What the log says of who was refused and of what was administered: caller, act and result, and never content.
+"""Log lines on refused keys and on administration: caller, act and result, and never content.
 
-Strangers decide how often they are refused, so such lines are bounded, and the next one says how many were left out.
+Unknown callers decide how often they are refused, so such lines are limited, and the next one counts those left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared import logs
 from shared.errors import ThermoclineError
 
 LINES_A_MINUTE = 120
-"""At most, of refusals; of malformed requests as many."""
+"""Limit on lines about refusals, and the same on lines about malformed requests."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -26,15 +26,19 @@ _log = logs.get_logger("gateway.audit")
 
 
 class LineLimit:
-    """Which lines are written; ``left_out`` are those since the last one."""
+    """A rate limit on log lines; ``left_out`` counts those left out since the last one."""
 
     def __init__(self, per_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic) -> None:
+        """Allow ``per_minute`` lines a minute, and as many at once at the beginning.
+
+        ``clock`` is monotonic, in seconds.
+        """
         self._clock = clock
         self._bucket = Bucket(per_minute, float(per_minute), clock())
         self.left_out = 0
 
     def take(self) -> int | None:
-        """How many were left out since the last line, which this one may say; None where it is left out itself."""
+        """Return how many lines were left out since the last one, if this line may be written; None if it may not."""
         now_s = self._clock()
         if self._bucket.wait_s(1, now_s) > 0:
             self.left_out += 1
@@ -45,13 +49,15 @@ class LineLimit:
 
 
 class LimitedLines(logging.Filter):
-    """For loggers of libraries that write a line for each malformed request."""
+    """A filter for loggers of libraries that write a line for each malformed request."""
 
     def __init__(self, limit: LineLimit) -> None:
+        """Count every line against ``limit``."""
         super().__init__()
         self._limit = limit
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Drop lines above the limit; the next line says how many were dropped."""
         told = self._limit.take()
         if told:
             record.msg = f"{record.msg} ({told} more such lines were left out)"
@@ -59,25 +65,29 @@ class LimitedLines(logging.Filter):
 
 
 class Audit:
-    """One gateway's."""
+    """The audit log of one gateway."""
 
     def __init__(self) -> None:
+        """Limit lines about refusals to LINES_A_MINUTE; those about administration are not limited."""
         self._limit = LineLimit()
 
     def refused(self, scope: Scope, error: ThermoclineError) -> None:
-        """Log a request without a key, or with one that opens nothing here."""
+        """Log a request that was refused for its missing or wrong key."""
         left_out = self._limit.take()
         if left_out is not None:
             _log.warning("key_refused", **_facts(scope), code=error.code, left_out=left_out)
 
     def administered(self, scope: Scope, status: int) -> None:
-        """Log an answered request of the administration; those that change nothing are for debugging."""
+        """Log an answered request to the administration, at debug level if its method changes nothing."""
         say = _log.debug if scope["method"] in _SAFE else _log.info
         say("administered", **_facts(scope), status=status or 499)
 
 
 def _facts(scope: Scope) -> dict[str, str]:
-    """Who and what. Keys by the name that lists have of them: it tells nothing of a key."""
+    """Return the act, the client's address and the key's id.
+
+    The id is the one that lists of keys show: it reveals nothing of the key.
+    """
     headers = Headers(scope=scope)
     bearer = headers.get("authorization", "").partition(" ")[2].strip()
     bearer = bearer or headers.get("x-admin-key", "") or headers.get("x-api-key", "")

@@ -18,48 +18,52 @@ from shared.errors import InvalidRequest, PayloadTooLarge, RequestCancelled, Too
 T = TypeVar("T")
 
 Body = bytes | bytearray
-"""Not copied: that takes as long as reading it."""
+"""A bytearray is not copied to bytes: that takes as long as reading it."""
 
 _DECODERS: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 MOST_VALUES = 2**20
-"""Values of JSON in a body, an object or array counted six times, and escaped characters: what the decoder makes of
-more of them would keep the event loop for too long. A prompt of a million token ids has no more.
+"""Limit on the values of JSON in a body (an object or array counts six times) plus escaped characters. Decoding more
+would block the event loop for too long. A prompt of a million token ids stays below it.
 """
 SMALL_BYTES = 64 * 1024
-"""A body of so many bytes is held whatever the others take: long ones that come slowly must not shut out ordinary
-ones. The number of connections bounds what they take all together.
+"""A body up to this size is always accepted: long bodies that arrive slowly must not shut out ordinary ones. The number
+of connections bounds the memory of all small bodies together.
 """
 RETRY_AFTER_MS = 1_000
 _COMMA, _BRACE, _BACKSLASH = b",{\\"
 _COUNTED_BYTES = 2**18
-"""A shorter body cannot have so many that it matters."""
+"""The values of a shorter body are not counted: it cannot have too many."""
 _APART_BYTES = 2**20
 """The values of a longer body are counted in a thread, which costs a third of a millisecond."""
 _TURNS_BETWEEN = 8
-"""Turns of the event loop between two long bodies. With one turn, whatever takes several, as a token on its way from
-the broker to its client does, waited for a decoding in each of them.
+"""Turns of the event loop between two long bodies. With one turn, work that takes several, such as a token from the
+broker to its client, waited for a decoding in each of them.
 """
 
 
 class Bodies:
-    """Reads bodies, each within ``max_bytes`` and ``timeout_s`` seconds, all that are held within ``most_bytes``."""
+    """A reader of request bodies, with bounds on each and on the memory of all that are held."""
 
     def __init__(self, max_bytes: int, timeout_s: float, most_bytes: int) -> None:
+        """Accept bodies of up to ``max_bytes`` that arrive within ``timeout_s`` seconds.
+
+        ``most_bytes`` bounds all held bodies together; those of up to SMALL_BYTES are not counted.
+        """
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._most_bytes = most_bytes
         self._decoding = asyncio.Lock()
-        self.held_bytes = 0  # Of all bodies that have more than SMALL_BYTES.
+        self.held_bytes = 0  # Total of the bodies above SMALL_BYTES.
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
-        """Read the whole body, held for as long as the block. Bounds hold while reading, so a body without
-        content-length cannot exceed them either.
+        """Read the whole body, and count it as held within the block.
 
-        Raises PayloadTooLarge, InvalidRequest (another type than JSON, encoded, or too slow), RequestCancelled,
-        TooManyConnections.
+        Bounds hold while reading, so a body without content-length cannot exceed them either.
+
+        Raises PayloadTooLarge, InvalidRequest (not JSON, encoded, or too slow), RequestCancelled, TooManyConnections.
         """
         _check_type(request)
         encoding = request.headers.get("content-encoding", "identity").lower()
@@ -76,7 +80,7 @@ class Bodies:
             self._note(-_counted(len(received)))
 
     async def decode(self, body: Body, schema: type[T]) -> T:
-        """:func:`decode_body`; of long ones, one at a time, between which the event loop does what else there is.
+        """Decode as :func:`decode_body` does; long bodies one at a time, with turns of the event loop between them.
 
         Raises PayloadTooLarge for too many values.
         """
@@ -85,8 +89,8 @@ class Bodies:
         await self._decoding.acquire()
         try:
             if len(body) > _APART_BYTES:
-                # Counting lets go of the interpreter's lock again and again, and the event loop would wait each time
-                # until other threads let go of it.
+                # Counting releases the interpreter's lock again and again, and the event loop would wait each time
+                # until other threads release it.
                 await asyncio.to_thread(_check_values, body)
             else:
                 _check_values(body)
@@ -95,7 +99,7 @@ class Bodies:
             self._end_decoding(_TURNS_BETWEEN)
 
     def _end_decoding(self, turns: int) -> None:
-        """Let the next long body be decoded after so many turns. This one's request goes on at once."""
+        """Let the next long body be decoded after so many turns; this body's request continues at once."""
         if turns:
             asyncio.get_running_loop().call_soon(self._end_decoding, turns - 1)
         else:
@@ -119,7 +123,7 @@ class Bodies:
     def _hold(self, more: int) -> None:
         if self.held_bytes + more > self._most_bytes:
             raise TooManyConnections(
-                f"bodies of requests take {self.held_bytes} of {self._most_bytes} bytes here; try again shortly",
+                f"request bodies take {self.held_bytes} of {self._most_bytes} bytes here; try again shortly",
                 retry_after_ms=RETRY_AFTER_MS,
             )
         self._note(more)
@@ -130,7 +134,7 @@ class Bodies:
 
 
 def _check_type(request: Request) -> None:
-    """Other types of content can be sent by any page that a browser shows, without asking whether it may."""
+    """Raise InvalidRequest (415) unless the body is JSON: a browser lets any page send other types without asking."""
     told = request.headers.get("content-type", "")
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     media_type = told.partition(";")[0].strip().lower()
@@ -146,7 +150,7 @@ def _check_type(request: Request) -> None:
 
 
 def _counted(nbytes: int) -> int:
-    """Return the bytes that a body of this size counts for."""
+    """Return the bytes that a body of this size counts towards the total: 0 up to SMALL_BYTES."""
     return nbytes if nbytes > SMALL_BYTES else 0
 
 
@@ -165,8 +169,8 @@ def decode_body(body: Body, schema: type[T]) -> T:
 
 
 def _check_values(body: Body) -> None:
-    # Commas and brackets within texts count as well: a text that has a million of them fits no model either. A part of
-    # the body after the other, since counting takes a while where there are many.
+    # Commas and brackets within texts count as well: a text that has a million of them fits no model either. The body
+    # is counted in parts, so that counting ends early where there are too many.
     found = 0
     for start in range(0, len(body), _COUNTED_BYTES):
         part = np.frombuffer(body, np.uint8, min(_COUNTED_BYTES, len(body) - start), start)

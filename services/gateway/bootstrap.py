@@ -18,7 +18,7 @@ from services.gateway.app import build_app
 from services.gateway.callers import Callers
 from services.gateway.cell import CellView
 from services.gateway.cell_reports import CellReports
-from services.gateway.checks import check, check_defaults, server_tls
+from services.gateway.checks import check, check_defaults
 from services.gateway.config import GatewayConfig
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
@@ -30,7 +30,7 @@ from services.gateway.importance_gate import read_importance_gate
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
 from services.gateway.known_prompts import MOST_BYTES
-from services.gateway.kv_gate import read_kv_gate, require_kv
+from services.gateway.kv_gate import read_kv_gate
 from services.gateway.messages_api.said import SaidArguments
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
@@ -56,19 +56,18 @@ from shared.lifecycle import Lifecycle
 from shared.loopback import is_loopback
 from shared.metrics import REGISTRY
 from shared.metrics import serve as serve_metrics
-from shared.quality_gate import UNMEASURED
+from shared.quality_gate import UNMEASURED, require
 from shared.tracing import Tracer
 
 TEXTS_SHARE = 4
-"""Of the memory for answers one part in so many is for conversations of late as they are, to compare with."""
+"""One part in so many of the memory for answers holds texts of recent conversations, and another their tokens."""
 
 SWITCH_S = 0.001
-"""How long a thread that renders or looks through a long prompt keeps the event loop waiting; Python's own is 5 ms."""
+"""How long a thread that renders or scans a long prompt keeps the event loop waiting; Python's default is 5 ms."""
 
 COLLECTOR_THRESHOLDS = (5_000, 2, 2_000)
-"""The two younger generations of Python's collector are smaller than other services have them: to look through 60,000
-objects of a large request took 10 to 20 ms, in which no thread does anything. The oldest is looked through as rarely as
-theirs.
+"""Python's two younger garbage collector generations are smaller here than in other services: scanning 60,000 objects
+of a large request took 10 to 20 ms, in which no thread runs. The oldest is scanned as rarely as theirs.
 """
 
 _log = logs.get_logger("gateway")
@@ -98,17 +97,20 @@ def fidelity_rules(config: GatewayConfig, model: str) -> FidelityRules:
 
 
 def check_kv(config: GatewayConfig, model: str) -> None:
-    """Raise ConfigError where KV of eight bits was not measured with the model of this fingerprint or lost too much."""
+    """Raise ConfigError where KV of eight bits was not measured with this model, by fingerprint, or lost too much."""
     if config.kv_dtype == "auto":
         return
     if config.kv_gate == UNMEASURED:
         _log.warning("kv_is_unmeasured", kv_dtype=config.kv_dtype, advice="thermocline eval --kv-dtype fp8")
         return
-    require_kv(read_kv_gate(Path(config.kv_gate).expanduser()), model=model)
+    require(read_kv_gate(Path(config.kv_gate).expanduser()), model=model, ratio=1.0)
 
 
 def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> Callers:
-    """Whom the settings let in. Raises ConfigError for a file of tenants that is missing or faulty."""
+    """Return the accounts that the settings admit.
+
+    Raises ConfigError for a file of tenants that is missing or faulty.
+    """
     return Callers(
         api_keys=(*config.api_keys, *read_api_keys(config.api_keys_file)),
         admin_key=config.admin_key,
@@ -121,7 +123,7 @@ def callers_of(config: GatewayConfig, clock: Callable[[], float] = time.monotoni
 
 
 def turns_of(config: GatewayConfig, bus: Bus, tokenizer: Tokenizer) -> Turns:
-    """Return the memory of answers' ids between turns, as configured."""
+    """Return the memory that keeps answers' token ids between turns, as configured."""
     memory = store = texts = fronts = None
     if config.answer_memory_bytes:
         for_texts = config.answer_memory_bytes // TEXTS_SHARE
@@ -147,13 +149,13 @@ def compose(
 ) -> Gateway:
     """Build the parts of one gateway.
 
-    Its id on the bus carries the incarnation: notices are numbered per id, and requests of an earlier life must be
+    Its id on the bus contains the incarnation: notices are numbered per id, and requests of an earlier life must be
     cancelled as a lost gateway's even when its successor has the same name.
     """
     gateway_id = f"{config.id}-{incarnation}"
     cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
     subject = subjects.request_input(gateway_id)
-    # Who wants no texts kept wants no prompts kept either.
+    # A setting that keeps no texts keeps no prompts either.
     known_bytes = min(MOST_BYTES, config.known_text_bytes)
     dispatcher = Dispatcher(bus, subject, gateway_id, PendingTable(), cell.takes_bases, known_bytes, cell.takes_compact)
     reports = None
@@ -200,7 +202,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
     sock = bind(config.host, config.port)
     incarnation = secrets.token_hex(4)
     try:
-        tls = server_tls(config)
+        tls = config.server_tls()
         callers = callers_of(config)
         if not callers.has_keys and not is_loopback(config.host):
             _log.warning(
@@ -250,7 +252,7 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
 
 @contextlib.contextmanager
 def _measured(gateway: Gateway) -> Iterator[None]:
-    """Have scrapes, whichever port they come by, ask this gateway for what is not counted as it happens."""
+    """Within the block, let scrapes on either port read the values that are not counted as they change."""
 
     def tenants() -> list[CellTenant]:
         status = gateway.cell.fresh_status(gateway.clock())

@@ -21,12 +21,12 @@ _log = logs.get_logger("gateway.http")
 
 
 class Boundary:
-    """Wraps the application."""
+    """The ASGI middleware around the whole application."""
 
     def __init__(
         self, app: ASGIApp, callers: Callers, admin_key: str = "", closed_paths: frozenset[str] = frozenset()
     ) -> None:
-        """``closed_paths`` open to the admin key alone, beside what always does."""
+        """``closed_paths`` are further paths that open only to the admin key."""
         self._app = app
         self._callers = callers
         self._admin_key = admin_key
@@ -34,6 +34,7 @@ class Boundary:
         self._audit = Audit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: check its key, mark it with an id, count it, and turn exceptions into error answers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -83,7 +84,7 @@ class Boundary:
 
 
 async def send_error(scope: Scope, send: Send, error: ThermoclineError, *, started: bool = False) -> None:
-    """Send ``error`` as a whole response; once one has started there is nothing left to say."""
+    """Send ``error`` as a whole response; send nothing once a response has started."""
     if started:
         return
     status, body = error_answer(error, scope["path"], scope.get("state", {}).get("request_id", ""))

@@ -1,7 +1,7 @@
-"""What operators ask of a cell's cache, over the bus. The gateway's administration and ``thermocline cache`` share it.
+"""Operators' calls to a cell's cache, over the bus. The gateway's administration and ``thermocline cache`` share them.
 
-Orders are inputs of the scheduler; a caller waits until they are folded, and reads what came of them. Every wait is
-bounded: Unavailable is raised when the scheduler or a storage does not answer in time.
+Orders are inputs of the scheduler; a caller waits until they are folded, and reads the result. Every wait is bounded:
+Unavailable is raised when the scheduler or a storage does not answer in time.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ TIERS = ("device", "host", "disk", "remote")
 FOLD_S = 10.0
 DROP_S = 10.0
 QUIET_S = 1.0
-"""Chunks of a disk go one after the other; a drop counts as over when their number stood still for so long."""
+"""Chunks of a disk are deleted one by one; a drop counts as complete once their number has not changed for so long."""
 POLL_S = 0.05
 VERIFY_S = 30.0
-"""A storage reads for a second or so, but others' calls may be before this one."""
+"""A storage reads for about a second per call, but other callers' calls may be before this one."""
 PAGE_NODES = 256
 RETRY_AFTER_MS = 2_000
 
 
 class PinRefused(CallerError):
-    """The scheduler would not hold a prefix; the message says why."""
+    """The scheduler refused to pin a prefix; the message says why."""
 
     code, status = "pin_refused", 409
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Nodes in the order in which they were made, and all pins. ``next_after`` is 0 at the end."""
+    """Nodes in the order of their creation, and all pins. ``next_after`` is 0 at the end."""
 
     nodes: list[CachedNode]
     pins: list[PinStatus]
@@ -61,7 +61,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What a flush dropped, as far as it is known: pages of the pools, and chunks of the disks."""
+    """The known result of a flush: pages dropped from pools, chunks dropped from disks, and the status after it."""
 
     device_pages: int
     host_pages: int
@@ -71,7 +71,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """What one call of a storage found. ``next_after`` is "" at the end of its disk."""
+    """The result of one scrub call of a storage. ``next_after`` is "" at the end of its disk."""
 
     storage_id: str
     checked: int
@@ -82,7 +82,7 @@ class Scrubbed:
 
 @dataclass(slots=True)
 class CacheCalls:
-    """``clock`` gives seconds that never run backwards; waits are bounded by ``fold_s`` and ``drop_s``."""
+    """Calls over one bus. ``clock`` is monotonic, in seconds; waits are bounded by ``fold_s`` and ``drop_s``."""
 
     bus: Bus
     fold_s: float = FOLD_S
@@ -95,12 +95,12 @@ class CacheCalls:
         return decode(await self._call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
 
     async def page(self, namespace: str = "", *, after: int = 0, limit: int = PAGE_NODES) -> CacheListing:
-        """One page of the listing, of at most 1,024 nodes."""
+        """Return one page of the listing, of at most 1,024 nodes."""
         ask = ListCache(namespace=namespace, max_nodes=limit, after=after)
         return decode(await self._call(subjects.rpc("scheduler", "cache"), encode(ask)), CacheListing)
 
     async def listing(self, namespace: str = "", *, limit: int) -> Listing:
-        """Up to ``limit`` nodes, page after page. The cell goes on meanwhile: it is no snapshot."""
+        """Return up to ``limit`` nodes, read page by page. The cell changes meanwhile: this is no snapshot."""
         nodes: list[CachedNode] = []
         after = 0
         while True:
@@ -111,40 +111,40 @@ class CacheCalls:
                 return Listing(nodes, list(part.pins), after)
 
     async def divergences(self, most: int) -> Divergences:
-        """Return the divergence points that cost most prefill, as far as the active scheduler remembers."""
+        """Return the divergence points that cost most prefill, among those that the active scheduler remembers."""
         ask = GetDivergences(most=most)
         return decode(await self._call(subjects.rpc("scheduler", "divergences"), encode(ask)), Divergences)
 
     async def pins(self) -> list[PinStatus]:
-        """All pins, refused ones of the last minute included."""
+        """Return all pins, including those refused within the last minute."""
         return list((await self.page(limit=1)).pins)
 
     async def leases(self, namespace: str = "", *, limit: int = PAGE_NODES) -> list[LeaseStatus]:
-        """Cache leases of a namespace, "" of all: the first of them, at most 1,024."""
+        """Return the first cache leases of a namespace ("": of all), at most 1,024."""
         ask = ListCache(namespace=namespace, max_nodes=1, max_leases=limit)
         listing = decode(await self._call(subjects.rpc("scheduler", "cache"), encode(ask)), CacheListing)
         return list(listing.leases)
 
     async def pin(self, order: PinPrefix) -> PinStatus:
-        """Set a pin; returns what it holds once it is folded. Raises PinRefused."""
+        """Set a pin; return its status, with what it holds, once it is folded. Raises PinRefused."""
         await self.fold(order, new_id(f"pin-{order.pin_id}"))
         found = next((pin for pin in await self.pins() if pin.pin_id == order.pin_id), None)
         if found is None:
-            raise PinRefused("the cell holds as many pins as it may, or the time of this one is over already")
+            raise PinRefused("the cell holds its maximum of pins, or this one has expired already")
         if found.refusal:
             raise PinRefused(f"the pin was refused: {found.refusal}")
         return found
 
     async def unpin(self, pin_id: str) -> None:
-        """Let go of a pin. Raises NotFound when there is none of this name."""
+        """Release a pin. Raises NotFound when none has this id."""
         if all(pin.pin_id != pin_id for pin in await self.pins()):
             raise NotFound(f"there is no pin {pin_id!r}", code="pin_not_found")
         await self.fold(UnpinPrefix(pin_id=pin_id), new_id(f"unpin-{pin_id}"))
 
     async def flush(self, tiers: Sequence[str], namespace: str = "") -> Flushed:
-        """Drop what nothing uses from ``tiers``, and wait until the disks are through with it or ``drop_s`` is over.
+        """Drop unused KV from ``tiers``, and wait until the disks are done or ``drop_s`` is over.
 
-        An object store is emptied in the background; what it had is not counted.
+        An object store is emptied in the background; its chunks are not counted.
         """
         before = await self.status()
         call_id = new_id("flush")
@@ -159,7 +159,7 @@ class CacheCalls:
         )
 
     async def inventories(self, storage_ids: Sequence[str]) -> dict[str, Inventory | None]:
-        """Return each storage's inventory; None for one that does not answer."""
+        """Return each storage's inventory, or None for a storage that does not answer."""
 
         async def ask(storage_id: str) -> Inventory | None:
             try:
@@ -176,7 +176,7 @@ class CacheCalls:
         data = await self._call(subjects.rpc("storage", "verify", storage_id), encode(ask), timeout_s=VERIFY_S)
         found = decode(data, ChunksVerified)
         if found.next_after and found.next_after == after:
-            # Asked for ever, it would answer the same for ever.
+            # Asked again, it would answer the same, for ever.
             raise InvalidRequest(f"storage {storage_id} does not get past chunk {after}")
         return Scrubbed(storage_id, found.checked, found.nbytes, found.bad, found.next_after)
 
@@ -188,7 +188,10 @@ class CacheCalls:
             raise Unavailable(f"the {who} does not answer: {error.message}", retry_after_ms=RETRY_AFTER_MS) from error
 
     async def fold(self, order: Input, message_id: str) -> CellStatus:
-        """Store an order and wait until the scheduler has folded it; the status after it."""
+        """Store an order, wait until the scheduler has folded it, and return the status after it.
+
+        Raises Unavailable.
+        """
         try:
             seq = await self.bus.append(subjects.cell_input(), encode(order), message_id=message_id)
         except TransportError as error:
@@ -204,12 +207,12 @@ class CacheCalls:
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise Unavailable(
-                f"the scheduler did not come to the order within {self.fold_s:g} s; it stays in line",
+                f"the scheduler did not process the order within {self.fold_s:g} s; it stays queued",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
 
     async def _quiet(self, status: CellStatus) -> CellStatus:
-        """Wait until the number of chunks on the disks is 0 or stands still."""
+        """Wait until the number of chunks on the disks is 0 or stops changing."""
         begun_s = changed_s = self.clock()
         while status.chunks_in_all and self.clock() - changed_s < self.quiet_s and self.clock() - begun_s < self.drop_s:
             await asyncio.sleep(POLL_S)

@@ -1,7 +1,7 @@
-"""From what a caller says about caching to leases of the cell. Pure; :func:`chat_leases` is for a thread.
+"""Leases of the cell, from what a caller says about caching. Pure; run :func:`chat_leases` in a thread.
 
-A breakpoint stands at the end of a text in the conversation. Where that is in the prompt's tokens follows from the
-model's template: it is rendered once more with a mark behind the text, and the prompt is the same up to there.
+A breakpoint stands at the end of a text in the conversation. Its position in the prompt's tokens follows from the
+model's template: it is rendered once more with a mark behind the text, and both renderings are equal up to there.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from shared.messages.requests import CacheHints, Lease
 from shared.undecodable import UNDECODABLE
 
 MAX_BREAKPOINTS = 4
-"""As Anthropic has it."""
+"""Anthropic's limit."""
 
 TTL_MS = {"5m": 300_000, "1h": 3_600_000}
 RETENTION_MS = {"in_memory": 300_000, "in-memory": 300_000, "24h": 86_400_000}
 
 _MARK = "\ue002"
-"""Of the private use area, which no template and no tokenizer makes anything of."""
+"""A character of the private use area, to which templates and tokenizers give no meaning."""
 
 
 class Render(Protocol):
-    """A prompt's text, from messages and tools as the template takes them."""
+    """Renders a prompt's text from messages and tools in the template's form."""
 
-    def __call__(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> str: ...
+    def __call__(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Return the text that the template makes of these messages and tools. May raise InvalidRequest."""
 
 
 class Encode(Protocol):
-    """A tokenizer, as far as it is needed here."""
+    """The part of a tokenizer that leases need."""
 
     def encode_rendered(self, text: str) -> Sequence[int]:
-        """Tokens of what ``Render`` made, or of a part of it."""
+        """Return the tokens of a rendered text, or of a part of it."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """Return the tokens' text, special tokens included."""
 
 
 S = TypeVar("S", str, Sequence[int])
@@ -50,7 +51,7 @@ S = TypeVar("S", str, Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Keep the prompt up to here: the first ``characters`` of a message's content, or a tool where that is not None."""
+    """Keep the prompt up to here: ``characters`` of a message's content, or a whole tool if ``tool`` is not None."""
 
     ttl_ms: int
     message: int = 0
@@ -61,7 +62,7 @@ class Breakpoint:
 def breakpoints(request: ChatRequest) -> list[Breakpoint]:
     """Return the breakpoints of a conversation's ``cache_control`` fields, tools first.
 
-    Raises InvalidRequest for more than :data:`MAX_BREAKPOINTS`, and for one of a tool that is malformed.
+    Raises InvalidRequest for more than :data:`MAX_BREAKPOINTS`, and for a malformed one of a tool.
     """
     found = []
     for place, tool in enumerate(request.tools or ()):
@@ -70,7 +71,7 @@ def breakpoints(request: ChatRequest) -> list[Breakpoint]:
     for place, message in enumerate(request.messages):
         content = message.content
         if isinstance(content, list):
-            end = -1  # Parts are joined by a line's end, which the first has not.
+            end = -1  # Parts are joined by a newline, which the first does not have before it.
             for part in content:
                 end += 1 + len(part.text or "")
                 if part.cache_control is not None:
@@ -85,7 +86,7 @@ def breakpoints(request: ChatRequest) -> list[Breakpoint]:
 
 
 def without_controls(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools as a template may show them to the model: where breakpoints stand is none of its business."""
+    """Return the tools without ``cache_control``, which the model should not see."""
     if not tools or not any("cache_control" in tool for tool in tools):
         return tools
     return [{name: value for name, value in tool.items() if name != "cache_control"} for tool in tools]
@@ -101,8 +102,8 @@ def chat_leases(
 ) -> tuple[Lease, ...]:
     """Return the leases that breakpoints ask for in a prompt of these ``tokens``, one for each.
 
-    ``messages`` and ``tools`` are what ``render`` made the prompt of. A breakpoint that the prompt does not show
-    covers no token, and its lease is refused by the cell.
+    ``messages`` and ``tools`` are those from which ``render`` made the prompt. A breakpoint that the prompt does not
+    show covers no token, and the cell refuses its lease.
     """
     if not marks:
         return ()
@@ -113,14 +114,14 @@ def chat_leases(
 
 
 def keeps_text(fields: SamplingFields) -> bool:
-    """Whether tokens of the prompt may be kept for later ones: its caller has not asked that nothing be."""
+    """Return whether tokens of the prompt may be kept for later ones: the caller has not turned writing off."""
     return fields.cache is None or fields.cache.write
 
 
 def session_lease(fields: SamplingFields, prompt_tokens: int, prompt: int = 0) -> tuple[Lease, ...]:
     """Return the lease of ``prompt_cache_key`` and ``prompt_cache_retention``: all of the prompt and its answer.
 
-    Prompts of one request are sessions of their own; ``prompt`` is the place of this one.
+    Each prompt of one request is a session of its own; ``prompt`` is this one's place.
     """
     if fields.prompt_cache_key is None and fields.prompt_cache_retention is None:
         return ()
@@ -131,13 +132,13 @@ def session_lease(fields: SamplingFields, prompt_tokens: int, prompt: int = 0) -
 
 
 def returns_in_ms(fields: SamplingFields) -> int:
-    """In how many milliseconds after the answer its caller expects to go on with it; 0 where it says nothing."""
+    """Return the milliseconds from the answer to the session's next request, as its caller expects; 0 if not given."""
     returns_in_s = fields.cache.returns_in_s if fields.cache is not None else None
     return 0 if returns_in_s is None else max(1, round(returns_in_s * 1000))
 
 
 def with_leases(hints: CacheHints, leases: tuple[Lease, ...], max_leased_tokens: int, back_in_ms: int) -> CacheHints:
-    """Return the hints with leases, the budget that grants them, and the time at which the caller expects to return."""
+    """Return the hints with leases, the token budget that grants them, and when the caller expects to return, in ms."""
     if not leases and not back_in_ms:
         return hints
     return msgspec.structs.replace(hints, leases=leases, max_leased_tokens=max_leased_tokens, returns_in_ms=back_in_ms)
@@ -157,7 +158,7 @@ def _end_in_text(
     tools: Sequence[Mapping[str, Any]] | None,
     render: Render,
 ) -> int:
-    """How many characters of the prompt's text come before a breakpoint; 0 where it does not show."""
+    """Return the number of characters of the prompt's text before a breakpoint; 0 where it does not show."""
     said, shown = list(messages), list(tools or ())
     if mark.tool is None:
         content = str(said[mark.message].get("content") or "")
@@ -173,10 +174,11 @@ def _end_in_text(
 
 
 def _token_counts(ends: Sequence[int], text: str, tokens: Sequence[int], tokenizer: Encode) -> dict[int, int]:
-    """How many of ``tokens`` lie before each of these places of their text, given in order.
+    """Return, for each of these positions of the text in ascending order, how many of ``tokens`` lie before it.
 
-    Pieces between them are tokenised one after another, which is right where a token ends at each place. Where one does
-    not, or the prompt has other tokens for the same text (an answer's own), places are found in what tokens decode to.
+    Pieces between them are tokenised one after another, which is right where a token ends at each position. Where one
+    does not, or the prompt has other tokens for the same text (an answer's own), positions are searched in the decoded
+    tokens.
     """
     counts: dict[int, int] = {0: 0}
     at, known = 0, 0
@@ -193,9 +195,9 @@ def _token_counts(ends: Sequence[int], text: str, tokens: Sequence[int], tokeniz
 
 
 def _decoded_count(end: int, text: str, tokens: Sequence[int], tokenizer: Encode) -> int:
-    """Return the most first tokens that decode to no more than the first ``end`` characters of ``text``.
+    """Return the largest number of first tokens that decode to at most the first ``end`` characters of ``text``.
 
-    Where tokens decode to something else, those that the beginning has when it is tokenised alone.
+    Where tokens decode to another text, count those shared with the tokens of the beginning tokenised alone.
     """
     low, high = 0, len(tokens)
     while low < high:
@@ -210,7 +212,7 @@ def _decoded_count(end: int, text: str, tokens: Sequence[int], tokenizer: Encode
 
 
 def common_length(one: S, other: S) -> int:
-    """How many first elements are equal. Compares slices, so that no loop runs over elements."""
+    """Return how many first elements are equal. Compares slices, so that no loop runs over elements."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Who calls: from the key in a request's headers to a tenant's account. The keys in force change with their file."""
+"""Authentication: from the key in a request's headers to a tenant's account. Keys change when their file changes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from shared.secret_file import Version, look_at
 
 CHECK_EVERY_S = 1.0
 KEY_HEADER = "x-api-key"
-"""Where Anthropic's clients have their key; others have it as a bearer."""
+"""Header in which Anthropic's clients send their key; others send a bearer token."""
 
 _log = logs.get_logger("gateway.tenants")
 
 
 def caller_of(http: Request) -> Account:
-    """Return the account that the boundary has found for a request of the API."""
+    """Return the account that the boundary found for a request to the API."""
     account: Account = http.scope["state"]["account"]
     return account
 
 
 class Callers:
-    """Accounts by key. Without any key configured all callers are the one caller "".
+    """Accounts by key. Without any configured key, all callers share the one account "".
 
-    ``owners`` are the file's tenants by name, and the owner of their KV as the cell knows it; it is never changed, but
-    another one takes its place. ``fault`` is why the file as it is now is not used.
+    ``owners`` maps the names of the file's tenants to the owners of their KV in the cell; it is replaced, never
+    changed. ``fault`` says why the file in its present form is not used.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class Callers:
         names_tenants: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tenants_file`` is a path or "", ``max_priority`` and ``max_leased_tokens`` of callers who are in no file.
-        Metrics name tenants if ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
+        """``tenants_file`` is a path or "".
+
+        ``max_priority`` and ``max_leased_tokens`` hold for callers that are in no file. Metrics name tenants if
+        ``names_tenants``. Raises ConfigError for a file that is missing or faulty.
         """
         self._names_tenants = names_tenants
         unlisted = msgspec.structs.replace(OPEN, max_priority=max_priority, max_leased_tokens=max_leased_tokens)
@@ -77,7 +79,7 @@ class Callers:
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers are told apart, and strangers refused."""
+        """Whether keys are configured, so that callers without a valid one are refused."""
         return self._open is None
 
     def identify(self, headers: Headers) -> Account:
@@ -85,11 +87,11 @@ class Callers:
         if self._open is not None:
             return self._open
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        # Where both are given, the general one counts.
+        # Where both are given, the bearer token counts.
         key = bearer if scheme.lower() == "bearer" else headers.get(KEY_HEADER, "")
         hashed = key_hash(key.strip().encode()) if key else ""
-        # The few that share the digest's first digits are compared in constant time. How far a wrong key's digest
-        # gets tells nothing of a key: a digest cannot be chosen.
+        # The few keys that share the digest's first digits are compared in constant time. How far a wrong key's digest
+        # matches reveals nothing of a key: a digest cannot be chosen.
         found = [
             account for known, account in self._by_key.get(key_id(hashed), ()) if hmac.compare_digest(known, hashed)
         ]
@@ -98,22 +100,25 @@ class Callers:
         return found[0]
 
     def account(self, name: str) -> Account | None:
-        """Return the account of one of the file's tenants."""
+        """Return the account of one of the file's tenants, or None."""
         return self._accounts.get(name)
 
     def has_own_cache(self, name: str) -> bool:
-        """Whether a caller is a tenant of the file that shares its salt with no other: it finds only its own KV."""
+        """Return whether a caller is a tenant of the file with a salt that no other shares.
+
+        Such a caller finds only its own KV.
+        """
         account = self._accounts.get(name)
         if account is None:
             return False
         return sum(each.tenant.salt == account.tenant.salt for each in self._accounts.values()) == 1
 
     def look_now(self) -> None:
-        """Have the file read soon, as after SIGHUP, whether it has changed or not."""
+        """Have :meth:`watch` read the file soon, changed or not; for SIGHUP."""
         self._asked.set()
 
     async def watch(self) -> None:
-        """Look once a second whether the file has changed, for ever."""
+        """Check once a second whether the file has changed, and reload it; never returns."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY_S):
@@ -128,7 +133,7 @@ class Callers:
             return
         self._version = await look_at(self._path)  # Also of a faulty file, so that each fault is logged once.
         try:
-            # Thousands of tenants take a second to read, and answers go on meanwhile.
+            # Reading thousands of tenants takes a second, during which answers continue.
             self._version, tenants = await asyncio.to_thread(self._read, self._path)
         except ConfigError as error:
             metrics.TENANT_FILE_FAULTS.inc()
@@ -155,7 +160,7 @@ class Callers:
             accounts[name] = account
         for name, account in self._accounts.items():
             if name not in accounts and account.is_listed:
-                account.is_listed = False  # What it has begun goes on, and counts as the other callers' from here.
+                account.is_listed = False  # Its requests in progress continue, and count as other callers' from here.
                 tenant_metrics.forget(name)
         self._accounts = accounts
         self.owners = {name: key_digest(tenant.salt) for name, tenant in tenants.items()}

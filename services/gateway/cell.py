@@ -1,4 +1,4 @@
-"""What the gateway knows of its cell, and whether it may call itself ready. Time is an argument."""
+"""The gateway's view of its cell, and whether the gateway is ready. Time is an argument."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from services.gateway.context_limit import ContextLimit
 from shared.messages.status import AdapterStatus, CellStatus, Degradation
 
 FRESH_S = 3.0
-"""The scheduler says its status twice a second; after six missed ones it counts as away."""
+"""The scheduler publishes its status twice a second; after six missed ones it counts as away."""
 
 
 @dataclass(slots=True)
 class CellView:
-    """The last status and when it came, in seconds of the caller's clock."""
+    """The last status of the cell, and when it came, in seconds of the caller's clock."""
 
     model_fingerprint: str
     status: CellStatus | None = None
@@ -21,11 +21,11 @@ class CellView:
     is_draining: bool = False
 
     def hear(self, status: CellStatus, now_s: float) -> None:
-        """Take a status in."""
+        """Replace the last status by one that arrived at ``now_s``."""
         self.status, self.heard_s = status, now_s
 
     def reasons_not_ready(self, now_s: float, *, is_connected: bool) -> list[str]:
-        """Why requests would not be answered now; empty when they would. Does not mutate."""
+        """Return why requests would not be answered now; empty when they would be. Does not change the state."""
         reasons = []
         if self.is_draining:
             reasons.append("the gateway is shutting down")
@@ -44,20 +44,26 @@ class CellView:
         return reasons
 
     def degraded(self, now_s: float) -> tuple[Degradation, ...]:
-        """Return what the cell was asked for and lacks, by the scheduler's last status; empty while it is silent."""
+        """Return the configured features that the cell lacks, by the scheduler's last status.
+
+        The result is empty while the scheduler is silent.
+        """
         status = self.fresh_status(now_s)
         return status.degraded if status is not None else ()
 
     def fresh_status(self, now_s: float) -> CellStatus | None:
-        """Return the last status, if the scheduler was heard lately."""
+        """Return the last status, or None if it is older than :data:`FRESH_S`."""
         return self.status if now_s - self.heard_s <= FRESH_S else None
 
     def takes_bases(self) -> bool:
-        """Whether the scheduler that spoke last takes a prompt as a base and a tail. An older one refuses it."""
+        """Return whether the last scheduler heard accepts a prompt as a base and a tail.
+
+        An older release refuses such a prompt.
+        """
         return self.status is not None and self.status.takes_bases
 
     def takes_compact(self) -> bool:
-        """Whether it takes a prompt in compact form. An older one refuses that, too."""
+        """Return whether the last scheduler heard accepts a prompt in compact form. An older release refuses it."""
         return self.status is not None and self.status.takes_compact
 
     def context_limit(self, own: int) -> ContextLimit:
@@ -68,15 +74,18 @@ class CellView:
         pools = [pool.total * status.page_size for pool in status.pools if pool.tier == "device"]
         if status.page_bytes and status.max_context in pools:
             return ContextLimit(own, status.max_context, status.page_size, status.page_bytes)
-        return ContextLimit(status.max_context)  # Workers take less of the model than this gateway read of it.
+        return ContextLimit(
+            status.max_context
+        )  # Workers accept a shorter context than this gateway read from the model.
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        """LoRA adapters that may be asked for, loaded or about to be, as far as this gateway has heard."""
+        """Return the LoRA adapters that requests may name, loaded or being loaded, by the last status."""
         return self.status.adapters if self.status is not None else ()
 
     def adapter(self, name: str) -> AdapterStatus | None:
-        """Return the adapter of this name."""
+        """Return the adapter of this name, or None."""
         return next((adapter for adapter in self.adapters() if adapter.name == name), None)
 
     def worker_ids(self) -> list[str]:
+        """Return the ids of the workers in the last status; empty before the first one."""
         return [worker.worker_id for worker in self.status.workers] if self.status is not None else []

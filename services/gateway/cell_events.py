@@ -1,7 +1,7 @@
-"""The cell's status as server-sent events, about once a second for as long as somebody reads.
+"""The cell's status as server-sent events, about once a second for as long as a client reads.
 
-They are made of what the scheduler says by itself, so any number of watchers costs it nothing more. While it is silent
-the events say so, as errors in OpenAI's shape.
+They are made from the status that the scheduler publishes anyway, so watchers cost it nothing. While it is silent, the
+events are errors in OpenAI's shape that say so.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PERIOD_S = 1.0
 
 
 class CellEvents(Response):
-    """Ends when the client goes, takes nothing for too long, or this gateway shuts down.
+    """A stream of status events. Ends when the client goes or reads too slowly, or when this gateway shuts down.
 
-    Owns one of ``slots`` from its making on, and gives it back at its end.
+    Holds one of ``slots`` from its creation to its end.
     """
 
     background: BackgroundTask | None = None
@@ -43,6 +43,7 @@ class CellEvents(Response):
         self._period_s = period_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send one event per period until the client goes or the gateway drains, then give the slot back."""
         gone = asyncio.Event()
         watch = DisconnectWatch(receive, gone.set)
         try:
@@ -54,7 +55,7 @@ class CellEvents(Response):
                         await gone.wait()
             await self._send(send, b"", more=False)
         except TimeoutError:
-            return  # A client that takes nothing is let go; the next reader of its connection sees it end.
+            return  # A client that reads nothing is disconnected; the next reader of its connection sees it end.
         finally:
             watch.close()
             self._slots.give_back(1)

@@ -1,7 +1,7 @@
-"""A gateway tells routers about its cell: which heads of prompts it holds, and how busy it is (ADR 0035).
+"""A gateway's reports to routers: which heads of prompts its cell holds, and its load (ADR 0035).
 
-Off unless the gateway is told the cell's name. It costs the gateway a second look at each body, and the scheduler
-nothing: load is what the scheduler says anyway.
+Off unless the gateway is given the cell's name. Reports cost the gateway a second pass over each body, and the
+scheduler nothing: load is part of its status.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from shared.messages.tokens import Usage
 
 TELL_S = 1.0
 FOUND = tuple(f"hit_tokens_{source}" for source in ("device", "host", "disk", "remote", "neighbour", "lent"))
-"""The scheduler's counters of prompt tokens that it found when it admitted a request."""
+"""The scheduler's counters of prompt tokens found in the cache when a request was admitted, by source."""
 
 FIRST_TOKEN_BYTES = 4.0
 TOKEN_BYTES_OF = 1 / 64
-"""Weight of the newest prompt in the average length of a token."""
+"""Weight of the newest prompt in the moving average of a token's length in bytes."""
 
 MOST_TOLD_BYTES = 32_768 * HEAD_BYTES
-"""Of digests in one message; a whole summary has as many parts as it needs."""
+"""Limit on the digests in one message; a whole summary is split into as many messages as it needs."""
 
 EMPTY_FOR = 3
-"""Times in a row that the scheduler must have nothing in its tree before its cell is taken to hold nothing."""
+"""Consecutive statuses with an empty tree after which the cell is taken to hold nothing."""
 
 SOURCES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "lent")
 
 
 class CellReports:
-    """Notes what was answered, and tells it once a second."""
+    """Notes answered prompts, and publishes heads and load once a second."""
 
     def __init__(
         self,
@@ -52,6 +52,12 @@ class CellReports:
         view: CellView,
         clock: Callable[[], float],
     ) -> None:
+        """Begin with no heads held and no tokens asked for.
+
+        ``cell`` is the cell's name, under which routers get the reports, and ``incarnation`` differs for each start of
+        the gateway. ``models`` are the names that it serves besides adapters, and ``fingerprint`` is the digest of
+        everything that answers depend on. ``clock``, in seconds, is the one by which ``view`` notes when a status came.
+        """
         self.held = HeldHeads()
         self._bus = bus
         self._cell = cell
@@ -68,7 +74,7 @@ class CellReports:
         self._asked_tokens = 0
 
     def head_of(self, body: bytes | bytearray) -> Head:
-        """Return the head of a request's prompt."""
+        """Return the head of the prompt in a request's body."""
         return asked_of(body).head
 
     def sent(self, generation: Generation) -> None:
@@ -76,14 +82,15 @@ class CellReports:
         self._asked_tokens += sum(choice.request.prompt_tokens for choice in generation.choices)
 
     def ended(self, generation: Generation) -> None:
-        """Note the end of a generation that was sent. Without a token it was refused or cancelled, and nothing was
-        computed.
+        """Note the end of a generation that was sent.
+
+        A choice without a token was refused or cancelled: it counts nothing.
         """
         refused = [choice for choice in generation.choices if not choice.assembly.tokens]
         self._asked_tokens -= sum(choice.request.prompt_tokens for choice in refused)
 
     def note(self, head: Head, generation: Generation) -> None:
-        """Note the end of a generation. One that was not computed, or not to be kept, says nothing about the cache."""
+        """Add a generation's prompt to the held heads, unless it failed or did not both read and write the cache."""
         choice = generation.choices[0]
         hints = choice.request.cache
         if choice.failure is not None or not choice.assembly.tokens or not hints.write or not hints.read:
@@ -95,7 +102,7 @@ class CellReports:
         self.held.note(head, choice.request.prompt_tokens, cached)
 
     async def run(self) -> None:
-        """Tell for ever; while the broker is away nothing is told, and everything afterwards."""
+        """Publish for ever. Nothing is published while the broker is away, and the whole summary afterwards."""
         wanted = await self._bus.subscribe(subjects.heads_wanted(self._cell), self._on_wanted, pending_limit=64)
         try:
             while True:
@@ -108,7 +115,7 @@ class CellReports:
             await wanted.close()
 
     async def tell(self) -> None:
-        """Say what has changed, or all of it where somebody wants that. Raises Unavailable."""
+        """Publish the load and the changed heads, or all heads where a router asked for them. Raises Unavailable."""
         status = self._view.fresh_status(self._clock())
         if status is not None:
             self._bound(status)
@@ -163,23 +170,23 @@ class CellReports:
         await self._bus.publish(subjects.cell_heads(self._cell, self._gateway_id), encode(heads))
 
     async def _on_wanted(self, delivery: Delivery) -> None:
-        # However many routers ask, it is told once a second at the most.
+        # The whole summary is published at most once a second, however many routers ask.
         self._is_whole_wanted = True
 
     def _bound(self, status: CellStatus) -> None:
-        """Hold no more than the cell's pools and disks do, and nothing when they are empty."""
+        """Hold heads for no more tokens than the cell's pools and disks, and none when they are empty."""
         tokens = capacity_tokens(status)
         if tokens is not None:
             self.held.bound(tokens)
         is_empty = not status.nodes and not status.chunks_in_all and not status.running and not status.queued
-        # A status is up to half a second old, and what was answered since is in no tree of its.
+        # A status is up to half a second old, and lacks what was answered since.
         self._empty_for = self._empty_for + 1 if is_empty else 0
         if self._empty_for >= EMPTY_FOR:
             self.held.clear()
 
 
 def capacity_tokens(status: CellStatus) -> int | None:
-    """Tokens of KV that the cell holds on all its tiers; None where an object store has no bound, or none is known."""
+    """Return how many tokens of KV all tiers of the cell hold; None with an unbounded object store, or if not known."""
     if not status.page_bytes or any(budget.has_remote for budget in status.budgets):
         return None
     pages = sum(pool.total for pool in status.pools if pool.tier in ("device", "host"))

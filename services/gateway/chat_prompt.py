@@ -1,4 +1,4 @@
-"""The tokens of a conversation, and what of them its caller asks to keep."""
+"""The tokens of a conversation, and the leases that its breakpoints ask for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared.packed_tokens import PackedTokens
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """Messages and tools as the template takes them, the text that it made of them, and what is to be kept of it.
+    """Messages and tools as the template takes them, the text rendered from them, and the breakpoints in it.
 
     ``latest`` is the text of the latest answer among the messages, None where there is none.
     """
@@ -35,7 +35,10 @@ class _Rendered:
 
 
 async def count_chat(gateway: Gateway, account: Account, request: ChatRequest) -> int:
-    """Tokens of the prompt, once its fields are checked and its caller's limit has them. Raises as a chat does."""
+    """Return the number of the prompt's tokens, after checks, and spend them from its caller's rate.
+
+    Raises as a chat does.
+    """
     model = gateway.model(request.model)
     admission.check_chat(request)
     namespace = gateway.namespace(account.tenant, request.cache_salt, model.adapter)
@@ -45,7 +48,7 @@ async def count_chat(gateway: Gateway, account: Account, request: ChatRequest) -
 
 
 async def tokenize_chat(gateway: Gateway, request: ChatRequest, *, namespace: str) -> PackedTokens:
-    """Return the prompt that the model's template makes of a conversation. Raises InvalidRequest, ContextTooLong."""
+    """Return the tokens that the model's template gives for a conversation. Raises InvalidRequest, ContextTooLong."""
     tokens, _ = await chat_prompt(gateway, request, namespace=namespace)
     return tokens
 
@@ -57,11 +60,12 @@ async def chat_prompt(
     namespace: str,
     ticket: Ticket | None = None,
 ) -> tuple[PackedTokens, tuple[Lease, ...]]:
-    """Return the same, earlier answers in the ids that they were sampled in, and what breakpoints in it ask to keep.
+    """Return the tokens of a conversation, earlier answers in the ids as sampled, and the leases of its breakpoints.
 
-    Those ids are known by ``namespace``, that of the request's KV. ``ticket`` is told where the answer will stand;
-    without one nothing will be said, and nothing is kept. All that takes the longer the more messages there are is
-    done in a thread.
+    Sampled ids are remembered by ``namespace``, that of the request's KV. ``ticket`` is given the place of the answer;
+    without one no answer follows, and nothing is leased. All work that grows with the messages is done in a thread.
+
+    Raises InvalidRequest, ContextTooLong.
     """
     tokenizer, context, turns = gateway.tokenizer, gateway.facts.max_context, gateway.turns
     admission.check_messages(len(request.messages), context)

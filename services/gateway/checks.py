@@ -1,5 +1,6 @@
-"""What is wrong with a gateway's settings that their types do not show. Run before it starts, and by ``thermocline up``
-before anything is.
+"""Faults of a gateway's settings that their types do not show.
+
+They are checked before it starts, and by ``thermocline up`` before any process starts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from services.gateway.config import GatewayConfig
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import key_hash
 from services.gateway.model_facts import check_facts
-from services.gateway.tls import ServerTls
 from shared.errors import ConfigError, OperatorError
 from shared.quality_gate import UNMEASURED
 
@@ -21,21 +21,15 @@ if TYPE_CHECKING:
 
 
 def check(config: GatewayConfig) -> None:
-    """Check the settings. Raises ConfigError with every fault. Reads the files that they name, but no weights."""
+    """Check the settings and the files that they name, but read no weights. Raises ConfigError with every fault."""
     faults = list(_faults(config))
     if faults:
         raise ConfigError.of(faults)
 
 
-def server_tls(config: GatewayConfig) -> ServerTls | None:
-    """None where the gateway speaks plain HTTP. Raises ConfigError."""
-    if not config.tls_cert:
-        return None
-    return ServerTls(Path(config.tls_cert), Path(config.tls_key), config.tls_min_version)
-
-
 def _faults(config: GatewayConfig) -> Iterator[str]:
-    parts: tuple[Callable[[GatewayConfig], object], ...] = (_model, server_tls, _tenants, _gate, _kv_gate)
+    parts: tuple[Callable[[GatewayConfig], object], ...]
+    parts = (_model, GatewayConfig.server_tls, _tenants, _gate, _kv_gate)
     for part in parts:
         try:
             part(config)

@@ -21,13 +21,13 @@ ImportanceMode = Literal["off", "gated", "on"]
 
 
 class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
-    """Every setting with its default; ``--help`` prints the descriptions."""
+    """All settings of a gateway with their defaults; ``--help`` prints the descriptions."""
 
     model: Annotated[str, Meta(description="model directory: config.json, tokenizer and weights", min_length=1)]
     id: Annotated[str, Meta(description="name of this gateway; each start adds a suffix of its own")] = "gateway-0"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8000
     cell: Annotated[
-        str, Meta(description="name of this cell, for routers: then its heads and load are told to them; empty is none")
+        str, Meta(description="name of this cell; routers are sent its heads and load under it; empty sends none")
     ] = ""
     served_model_name: Annotated[str, Meta(description="name in the API; by default the directory's")] = ""
     adapter: Annotated[
@@ -35,7 +35,7 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     ] = ()
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted bearer keys for /v1; none means open")] = ()
     api_keys_file: Annotated[
-        str, Meta(description="file with further keys of that kind, one a line, which no list of processes shows")
+        str, Meta(description="file with further such keys, one a line, which no process list shows")
     ] = ""
     tenants: Annotated[
         str, Meta(description="TOML file of tenants: their keys, limits and salts; thermocline keys writes it")
@@ -44,17 +44,17 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         int, Meta(description="highest priority that callers without a tenant may ask for", ge=0, le=MAX_PRIORITY)
     ] = 0
     max_leased_tokens: Annotated[
-        int, Meta(description="tokens that callers without a tenant may keep by leases, each key for itself", ge=0)
+        int, Meta(description="tokens that callers without a tenant may keep by leases, per key", ge=0)
     ] = 262_144
     tenant_metrics: Annotated[
-        bool, Meta(description="name tenants in /metrics; without it they are counted together as other")
+        bool, Meta(description="name tenants in /metrics; otherwise they are counted together as other")
     ] = False
     admin_key: Annotated[
         str, Meta(description="key that opens the administration, /v1/cache and /v1/cell; empty leaves it closed")
     ] = ""
     importance: Annotated[
         ImportanceMode,
-        Meta(description="whether requests may load prefixes in part, which is lossy; gated: as far as a gate says"),
+        Meta(description="whether requests may load prefixes in part, which is lossy; gated: within the quality gate"),
     ] = "off"
     importance_gate: Annotated[
         str, Meta(description="quality gate of this model, made by thermocline eval; required by gated")
@@ -66,28 +66,29 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="KEY=RATIO: the same for single API keys, separated by commas")
     ] = ()
     importance_probe_heads: Annotated[
-        int, Meta(description="as the workers have it: a gate must have been measured with so many", ge=1)
+        int, Meta(description="as for the workers: the gate must have been measured with this number", ge=1)
     ] = PROBE_HEADS
     importance_alpha: Annotated[
-        float, Meta(description="as the workers have it: a gate must have been measured with it", ge=0)
+        float, Meta(description="as for the workers: the gate must have been measured with this value", ge=0)
     ] = 0.6
     kv_dtype: Annotated[
-        KvDtype, Meta(description="as the workers have it: KV of eight bits is kept apart, and needs kv_gate")
+        KvDtype, Meta(description="as for the workers: KV of eight bits is kept apart, and needs kv_gate")
     ] = "auto"
     kv_gate: Annotated[
         str,
         Meta(
             description="quality gate of this model with KV of eight bits, made by thermocline eval --kv-dtype fp8; "
-            "unmeasured serves without"
+            "unmeasured serves without one"
         ),
     ] = ""
     keep_responses: Annotated[
-        bool, Meta(description="keep answers of /v1/responses in the cell, so that they can be gone on from")
+        bool,
+        Meta(description="keep answers of /v1/responses in the cell, so that previous_response_id can continue them"),
     ] = True
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     special_tokens_in_content: Annotated[
         Literal["tokens", "text"],
-        Meta(description="what special tokens are that callers write into messages; text keeps roles apart for sure"),
+        Meta(description="how special tokens in callers' messages are read; text keeps roles strictly apart"),
     ] = "tokens"
     tool_parser: Annotated[
         Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json", "none"],
@@ -102,10 +103,13 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     ] = "auto"
     answer_memory_bytes: Annotated[
         int,
-        Meta(description="memory for answers' token ids, which later turns are built of; 0 tokenises them anew", ge=0),
+        Meta(
+            description="memory for answers' token ids, from which later turns are built; 0 tokenises answers again",
+            ge=0,
+        ),
     ] = 64 * 2**20
     known_text_bytes: Annotated[
-        int, Meta(description="memory for tokens of known texts, which are not computed again; 0 keeps none", ge=0)
+        int, Meta(description="memory for tokens of known texts, which are not tokenised again; 0 keeps none", ge=0)
     ] = 64 * 2**20
     answer_lookup_ms: Annotated[
         int,
@@ -114,11 +118,11 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         ),
     ] = 50
     max_context_tokens: Annotated[int, Meta(description="context bound; 0 takes the model's own", ge=0)] = 0
-    exact: Annotated[bool, Meta(description="as the workers have it: KV of exact mode is kept apart")] = False
+    exact: Annotated[bool, Meta(description="as for the workers: KV of exact mode is kept apart")] = False
     first_token_timeout_ms: Annotated[int, Meta(description="longest wait for a first token", ge=1)] = 600_000
     idle_timeout_ms: Annotated[int, Meta(description="longest pause between two tokens", ge=1)] = 120_000
     stream_start_ms: Annotated[
-        int, Meta(description="a stream that has no token by then starts with its headers alone", ge=1)
+        int, Meta(description="wait for a first token after which a stream starts with its headers alone", ge=1)
     ] = 5_000
     keepalive_ms: Annotated[int, Meta(description="pause after which a stream carries an SSE comment", ge=1)] = 15_000
     probe_ms: Annotated[int, Meta(description="pause after which a worker is asked for lost tokens", ge=1)] = 5_000
@@ -126,10 +130,11 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     data_dir: Annotated[str, Meta(description="directory that keeps digests of weight files; empty is none")] = ""
     traces: Traces = ""
     trace_share: Annotated[
-        float, Meta(description="share of requests to trace, where no traceparent of the caller decides", ge=0, le=1)
+        float, Meta(description="share of requests to trace, where the caller sends no traceparent", ge=0, le=1)
     ] = 1.0
 
     def __post_init__(self) -> None:
+        """Raise ValueError that names every fault of the settings."""
         faults = [*self._importance_faults(), *self._kv_faults()]
         faults += self.listening_faults(name=self.id, longest=48, admin_key=self.admin_key, api_keys=self.api_keys)
         if fault := reasoning_fault(self.reasoning_parser):
@@ -141,12 +146,12 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
 
     @property
     def model_dir(self) -> Path:
-        """Raises ConfigError where there is no such folder."""
+        """The model's folder. Raises ConfigError where there is none."""
         return find_model(self.model)
 
     @property
     def cache_dir(self) -> Path | None:
-        """Where digests of weight files are kept."""
+        """Folder that keeps digests of weight files, or None."""
         return Path(self.data_dir) if self.data_dir else None
 
     @property
@@ -182,12 +187,12 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
         faults = []
         if not self.kv_gate:
             faults.append(
-                "--kv-dtype fp8 rounds KV, which is lossy: --kv-gate FILE says what this model loses by it, and "
-                f"--kv-gate {UNMEASURED} that nothing does"
+                "--kv-dtype fp8 rounds KV, which is lossy: give --kv-gate FILE, measured with this model, or "
+                f"--kv-gate {UNMEASURED} to serve without a measurement"
             )
         if self.importance != "off":
             faults.append(
-                f"--importance {self.importance}: no part is read of KV of eight bits, not with --kv-dtype fp8"
+                f"--importance {self.importance}: KV of eight bits cannot be loaded in part, so not with --kv-dtype fp8"
             )
         return faults
 
@@ -197,7 +202,7 @@ def _is_ratio(ratio: float) -> bool:
 
 
 def _number(text: str) -> float:
-    """``text`` as a number; one that is no ratio where it is none."""
+    """Return ``text`` as a number, or -1, which is no ratio, where it is none."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How long a request may be, and which of two bounds it meets: the model's context, or what a device pool holds."""
+"""The longest request, and which of two bounds it meets: the model's context, or the size of a device pool."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ContextLimit:
-    """Tokens of prompt and answer together. ``pool_tokens`` are what the largest device pool holds; 0 where that is not
-    known, or no less than the model's own context. ``page_bytes`` is 0 where it is not known.
+    """Bounds on prompt and answer together, in tokens.
+
+    ``pool_tokens`` is what the largest device pool holds; 0 where it is not known, or no smaller than the model's own
+    context. ``page_bytes`` is 0 where it is not known.
     """
 
     model_tokens: int
@@ -22,12 +24,13 @@ class ContextLimit:
 
     @property
     def tokens(self) -> int:
-        """The bound that holds."""
+        """The smaller of the two bounds."""
         return min(self.model_tokens, self.pool_tokens) if self.pool_tokens else self.model_tokens
 
     def refusal(self, needed: int, words: str, *, param: str) -> ContextTooLong:
-        """Return the error for a request of ``needed`` tokens that does not fit; ``words`` say in OpenAI's way what it
-        asks for, where the model's own context is exceeded.
+        """Return the error for a request of ``needed`` tokens that does not fit.
+
+        ``words`` say in OpenAI's phrases what it asks for; they are used where the model's own context is exceeded.
         """
         if needed > self.model_tokens or not self.pool_tokens:
             return ContextTooLong(
@@ -41,7 +44,7 @@ class ContextLimit:
         )
 
     def flag_value(self, tokens: int) -> str:
-        """``--device-kv-bytes`` of a pool that holds so many tokens."""
+        """Return the value of ``--device-kv-bytes`` for a pool that holds so many tokens."""
         return size_flag(tokens, self.page_size, self.page_bytes)
 
 

@@ -1,4 +1,4 @@
-"""From a chat request's messages to what a chat template takes. Pure."""
+"""From a chat request's messages to the arguments of a chat template. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _RESERVED_ARGUMENTS = frozenset(
 
 
 def template_messages(messages: Sequence[ChatMessage], *, traits: TemplateTraits = NO_TRAITS) -> list[dict[str, Any]]:
-    """Messages as dictionaries, as a template with these traits takes them. One without a ``developer`` role gets
-    ``system`` in its place.
+    """Return the messages as dictionaries, in the form that a template with these traits takes.
 
-    Raises InvalidRequest for content that is not text and for tool calls that are malformed.
+    ``developer`` becomes ``system`` where the template does not know that role. Raises InvalidRequest for content that
+    is not text and for malformed tool calls.
     """
     return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
 
@@ -52,8 +52,9 @@ def _message(message: ChatMessage, param: str, traits: TemplateTraits) -> dict[s
 
 
 def template_arguments(request: ChatRequest, variables: Collection[str]) -> dict[str, Any]:
-    """``chat_template_kwargs`` without a name that means something else to the renderer, and ``reasoning_effort`` where
-    the template has a variable of that name.
+    """Return ``chat_template_kwargs``, and ``reasoning_effort`` where the template has a variable of that name.
+
+    Raises InvalidRequest for a name that means something else to the renderer.
     """
     arguments = request.chat_template_kwargs or {}
     reserved = sorted(_RESERVED_ARGUMENTS.intersection(arguments))
@@ -88,14 +89,17 @@ def _tool_call(call: dict[str, Any], param: str, traits: TemplateTraits) -> dict
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest("a tool call needs a function with a name", param=param)
-    # Some templates write the whole as JSON: in the order in which models say it, whatever that of a client is.
+    # Some templates write the whole as JSON: fields are in the order that models use, not the client's.
     told = {"name": function["name"], "arguments": _arguments(function.get("arguments"), traits)}
     named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {**named, "type": "function", "function": told}
 
 
 def _arguments(said: Any, traits: TemplateTraits) -> Any:
-    """Arguments in the form that the template takes. Text stands in the prompt as the model said it, JSON or not."""
+    """Return arguments in the form that the template takes.
+
+    Text stays in the prompt as the model wrote it, JSON or not.
+    """
     if not isinstance(said, str):
         given = said if said is not None else {}
         return json.dumps(given, ensure_ascii=False) if traits.arguments == "text" else given
@@ -107,4 +111,4 @@ def _arguments(said: Any, traits: TemplateTraits) -> Any:
     try:
         return msgspec.json.decode(said)
     except (msgspec.DecodeError, RecursionError):
-        return said  # The template may take it, or refuse it.
+        return said  # The template may accept it, or refuse it.

@@ -1,4 +1,4 @@
-"""Whether scripts of other pages may call the API: browsers ask before they let them."""
+"""Cross-origin requests (CORS): whether scripts of other sites' pages may call the API."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _EXPOSED = ("x-request-id", "request-id", "retry-after")
 
 
 def is_origin(text: str) -> bool:
-    """Whether it is scheme and host, with or without a port, or ``*`` for all."""
+    """Return whether the text is a scheme and host, with or without a port, or ``*`` for all."""
     return text == ANY or bool(_ORIGIN.match(text))
 
 
 def cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """``app`` with the answers that browsers want; itself where no page elsewhere may call it.
+    """Return ``app`` with CORS headers for these origins, or ``app`` itself without any.
 
-    No cookies are involved: a caller is who has the key.
+    No cookies are involved: callers identify themselves by keys.
     """
     if not origins:
         return app

@@ -1,4 +1,4 @@
-"""Noticing that a client went away, streaming or not."""
+"""Detection of clients that disconnect, while streaming or not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from starlette.types import Receive
 
 
 class DisconnectWatch:
-    """Listens on a request whose body has been read; calls back once when its client is gone."""
+    """A listener for the disconnection of a request's client."""
 
     def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
+        """Listen from now on, in a task of the running event loop.
+
+        ``receive`` is that of a request whose body has been read; no other reader may call it meanwhile. ``on_gone`` is
+        called once, when the client disconnects.
+        """
         self._receive = receive
         self._on_gone = on_gone
         self._task = asyncio.create_task(self._listen())

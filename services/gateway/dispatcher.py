@@ -1,4 +1,4 @@
-"""Requests to the cell: submit, cancel, resume, reclaim. The only writer of this gateway's subject of the inputs."""
+"""Requests to the cell: submit, cancel, resume, reclaim. The only writer of this gateway's subject of inputs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeReques
 PARALLEL_SUBMITS = 32
 APPEND_S = 3.0
 SUBMIT_S = 12.0
-"""How long storing a request is tried while there is a broker: servers that lost one elect leaders in 4 to 9 s."""
+"""How long to try to store a request while connected: after losing a broker, the others elect a leader in 4 to 9 s."""
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 1.0
 RETRY_AFTER_MS = 2_000
 INLINE_BYTES = 1 << 20
-"""Longer prompts are hashed in a thread: the event loop would stand still for longer than a millisecond."""
+"""Longer packed prompts are hashed in a thread: they would block the event loop for more than a millisecond."""
 
 _log = logs.get_logger("gateway.dispatcher")
 
 
 class Dispatcher:
-    """Keeps the pending table and the inputs stream in step."""
+    """Submits choices to the scheduler, and keeps the pending table and the input stream consistent."""
 
     def __init__(
         self,
@@ -46,9 +46,10 @@ class Dispatcher:
         known_bytes: int = MOST_BYTES,
         takes_compact: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``takes_bases`` says whether the scheduler takes a prompt as a base and a tail, as it said last, and
-        ``takes_compact`` whether in compact form; ``known_bytes`` bounds the prompts that are kept to compare later
-        ones with.
+        """``known_bytes`` bounds the prompts kept to compare later ones with.
+
+        ``takes_bases`` and ``takes_compact`` return whether the scheduler, by its last status, accepts a prompt as a
+        base and a tail, and in compact form.
         """
         self.gateway_id = gateway_id
         self.pending = pending
@@ -62,12 +63,12 @@ class Dispatcher:
         self._resending: set[asyncio.Task[None]] = set()
 
     def check_open(self) -> None:
-        """Raise Unavailable when the broker is away, so that a client learns it at once."""
+        """Raise Unavailable when the broker is away, so that a client is told at once."""
         if not self._bus.is_connected:
             raise Unavailable("the message broker is not connected; try again shortly", retry_after_ms=RETRY_AFTER_MS)
 
     async def start(self, generation: Generation) -> None:
-        """Submit every choice. When one cannot be stored, none goes on and the typed error is raised."""
+        """Submit every choice. If one cannot be stored, cancel all and raise its error."""
         self.check_open()
         if self._takes_bases():
             await self._find_blocks(generation)
@@ -98,7 +99,7 @@ class Dispatcher:
             raise failure
 
     async def _find_blocks(self, generation: Generation) -> None:
-        """Give every choice the digests of its prompt's blocks. Choices of one prompt share them."""
+        """Set the digests of the prompt's blocks on every choice. Choices of one prompt share them."""
         found: dict[int, bytes] = {}
         for choice in generation.choices:
             if choice.prompt not in found:
@@ -113,7 +114,10 @@ class Dispatcher:
     def end(
         self, generation: Generation, reason: str = "client_disconnected", error: ThermoclineError | None = None
     ) -> None:
-        """Forget a generation, and cancel those of its choices that still run; ``error`` is why they failed, if so."""
+        """Forget a generation, and cancel those of its choices that still run.
+
+        ``error`` is why they failed, if they did.
+        """
         self.pending.remove(generation)
         for choice in generation.choices:
             if not choice.is_settled:
@@ -123,10 +127,11 @@ class Dispatcher:
             choice.fail(error or RequestCancelled(f"cancelled: {reason}"))
 
     def cancel(self, request_id: str, reason: str) -> None:
+        """Queue a cancellation for the scheduler; ``reason`` is a code such as ``client_disconnected``."""
         self.outbox.post(CancelRequest(request_id=request_id, gateway_id=self.gateway_id, reason=reason))
 
     def resume(self, choice: Choice, attempt: int) -> None:
-        """Fence older attempts, and tell the scheduler what has arrived."""
+        """Fence attempts older than ``attempt``, and send the scheduler the output tokens that have arrived."""
         choice.assembly.fence(attempt)
         self.outbox.post(
             ResumeRequest(
@@ -138,8 +143,9 @@ class Dispatcher:
         )
 
     def send_whole(self, choice: Choice) -> None:
-        """Tell the whole prompt of a choice that the scheduler cannot read, or whose base it lacks. Said again, it is
-        being told.
+        """Send the whole prompt of a choice whose base or compact form the scheduler cannot use.
+
+        A second call does nothing: the prompt is being sent.
         """
         is_abridged, base = choice.is_abridged, choice.base
         choice.base, choice.is_compact = None, False
@@ -153,15 +159,15 @@ class Dispatcher:
         task.add_done_callback(self._resending.discard)
 
     async def close(self) -> None:
-        """Stop telling whole prompts."""
+        """Stop sending whole prompts."""
         for task in self._resending:
             task.cancel()
         await asyncio.gather(*self._resending, return_exceptions=True)
 
     async def reclaim(self, choice: Choice, now_s: float) -> None:
-        """Have a request that the cell does not know any more begun again behind what is here.
+        """Have a request that the cell no longer knows restarted behind the tokens that arrived here.
 
-        What cannot be stored is not tried again: the next search comes to the same.
+        A failed append is not retried here: the next search for lost requests reclaims again.
         """
         choice.reclaims += 1
         request, age_ms = choice.request, int((now_s - choice.started_s) * 1000)
@@ -176,7 +182,10 @@ class Dispatcher:
             _log.warning("not_reclaimed", request_id=choice.request_id, reason=error.message)
 
     async def _store_whole(self, choice: Choice) -> None:
-        """Store the request as it is: its deadline begins with its acceptance, which has not been."""
+        """Store the request as it is.
+
+        Its deadline is unchanged: it begins with its acceptance, which is still to come.
+        """
         async with self._gate:
             # The broker would take it for the message with the base, which is stored under the request's own id.
             failure = await self._store(choice.request, f"{choice.request_id}.whole", choice)
@@ -186,9 +195,10 @@ class Dispatcher:
     async def _store(
         self, request: SubmitRequest, message_id: str, choice: Choice | None = None
     ) -> ThermoclineError | None:
-        """Append a request, once however often that is tried; returns why it cannot be stored.
+        """Append a request, and return the error if it cannot be stored.
 
-        Nothing is stored any more once the ``choice`` is over: its cancellation may be stored already.
+        Retries have the same message id, so that the request is stored once. They stop once the ``choice`` is over: its
+        cancellation may be stored already.
         """
         data = encode(request)
         now_s = asyncio.get_running_loop().time

@@ -1,7 +1,7 @@
-"""The usual reason why a prompt leaves the nearest cached path at some place, judged by the texts there. Pure.
+"""The usual cause for which a prompt leaves the nearest cached path, judged by the texts at that place. Pure.
 
-Each rule looks for something of one kind that spans the place on both sides: a date, an identifier, a number. What the
-texts do not tell follows from the part of the prompt. These are the usual causes, not proofs.
+Each rule looks for a text of one kind that spans the place on both sides: a date, an identifier, a number. Where the
+texts do not tell, the part of the prompt decides. These are the usual causes, not proofs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NEAR_CHARACTERS = 40
 def cause_of(before: str, prompt: str, cached: str | None, place: Place | None) -> Cause:
     """Return the usual cause of a difference between ``prompt`` and ``cached``, both behind ``before``.
 
-    ``cached`` is None where the caller may not know it, and ``place`` where it is not known; then less can be said.
+    ``cached`` is None where the caller may not see it, and ``place`` where it is not known; then less can be said.
     """
     if cached is None:
         return _own_cause(before, prompt, place)
@@ -69,7 +69,7 @@ def cause_of(before: str, prompt: str, cached: str | None, place: Place | None) 
 
 
 def _own_cause(before: str, prompt: str, place: Place | None) -> Cause:
-    """Return the cause that the prompt alone suggests: something shortly behind that changes with every request.
+    """Return the cause that the prompt alone suggests: a text shortly behind the place that changes with every request.
 
     The place is then known to the page, not to the token.
     """
@@ -82,7 +82,7 @@ def _own_cause(before: str, prompt: str, place: Place | None) -> Cause:
 
 
 def _of_tools(before: str, prompt: str, cached: str, place: Place | None) -> Cause | None:
-    """By the names of the tools in which the sides differ, or which come first behind the difference."""
+    """Return the cause by the names of the tools that differ, or that come first behind the difference."""
     ours, theirs = (_tool_at(before + side, len(before)) for side in (prompt, cached))
     if ours and theirs and ours != theirs:
         known = place.tools if place is not None else ()
@@ -111,7 +111,7 @@ def _of_place(place: Place | None) -> Cause:
 
 
 def _spans(pattern: re.Pattern[str], text: str, at: int, shortest: int = 1) -> bool:
-    """Whether something of this kind lies at a place of the text, which may be its first or just behind its last."""
+    """Return whether a match of the pattern contains position ``at`` of the text, or ends just before it."""
     return any(
         match.start() <= at <= match.end() and match.end() - match.start() >= shortest
         for match in pattern.finditer(text)

@@ -1,4 +1,4 @@
-"""``/docs``: the API's description as one plain page, for people. It loads nothing and runs no script."""
+"""``/docs``: the API's description as one plain page. It loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPENED_BY = {
 
 
 def docs_page(description: Mapping[str, Any]) -> str:
-    """Return the page of an OpenAPI description that ``openapi.install_openapi`` made."""
+    """Return the HTML page of an OpenAPI description made by ``openapi.install_openapi``."""
     return "".join([_HEAD, *_operations(description), "</body></html>"])
 
 
@@ -65,7 +65,7 @@ def _fields(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(field: Mapping[str, Any]) -> str:
-    """Its type in a few words."""
+    """Return a field's type in a few words."""
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "enum" in field:

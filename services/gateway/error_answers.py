@@ -11,19 +11,19 @@ MESSAGES = "/v1/messages"
 
 
 def is_messages_path(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
+    """Return whether a path belongs to Anthropic's API."""
     return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def error_answer(error: ThermoclineError, path: str, request_id: str = "") -> tuple[int, bytes]:
-    """Status and JSON body."""
+    """Return the status and JSON body for an error, in the shape of the API that ``path`` belongs to."""
     if is_messages_path(path):
         return error_status(error), messages_error_body(error, request_id or None)
     return error.status, error_body(error)
 
 
 def error_headers(error: ThermoclineError) -> dict[str, str]:
-    """Headers that belong to an error."""
+    """Return the headers that belong to an error: ``retry-after``, ``www-authenticate``."""
     wait_s = retry_after_s(error)
     headers = {"retry-after": str(wait_s)} if wait_s is not None else {}
     if isinstance(error, NotAuthenticated):

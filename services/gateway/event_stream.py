@@ -1,8 +1,8 @@
 """An answer as server-sent events.
 
-News are written as they come, without waking a task, as long as the connection takes them. What arrives while the
-client takes a chunk is coalesced into the next one, so a slow client costs fewer and larger chunks, never a growing
-queue of them; one that takes nothing for too long is let go.
+New tokens are written as they arrive, without waking a task, as long as the connection accepts them. Those that arrive
+while the client takes a chunk are coalesced into the next one, so a slow client costs fewer and larger chunks, never a
+growing queue of them; a client that reads nothing for too long is disconnected.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from shared import logs
 from shared.errors import RequestCancelled, ThermoclineError
 
 ABORT_EXTENSION = "thermocline.abort"
-"""Extension of the ASGI scope: drops the connection with what is still unsent."""
+"""Extension of the ASGI scope: drops the connection and its unsent data."""
 
 WRITE_EXTENSION = "thermocline.write"
-"""Extension of the ASGI scope: writes a part of the body at once, or says that the connection does not take it now."""
+"""Extension of the ASGI scope: writes a part of the body at once, or returns False if the connection cannot take it."""
 
 _log = logs.get_logger("gateway.stream")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Seconds."""
+    """Limits of a stream, in seconds.
+
+    ``keepalive_s`` is the pause after which a comment is sent, ``send_s`` the longest time for one write.
+    """
 
     keepalive_s: float
     send_s: float
 
 
 class EventStream(Response):
-    """Sends a generation as it grows. Owns ``ticket`` from its call on."""
+    """A response that sends a generation as it grows. Owns ``ticket`` from its call on."""
 
     background: BackgroundTask | None = None
 
@@ -63,11 +66,12 @@ class EventStream(Response):
         self._before_closing = before_closing
         self._write: Callable[[bytes], bool] | None = None
         self._unsent = b""  # Events that could not be written at once.
-        self._fault: Exception | None = None  # Why they could not be made.
+        self._fault: Exception | None = None  # Why events could not be made.
         self._clock = asyncio.get_running_loop().time
         self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer to its end, or abort the connection of a client that reads too slowly; close the ticket."""
         extensions = scope.get("extensions", {})
         abort: Callable[[], None] | None = extensions.get(ABORT_EXTENSION)
         self._write = extensions.get(WRITE_EXTENSION)
@@ -91,7 +95,7 @@ class EventStream(Response):
             failure = generation.first_failure()
             if failure is not None or generation.is_over:
                 if failure is None and self._before_closing is not None:
-                    if data:  # The answer does not wait for what comes behind it.
+                    if data:  # The answer is sent before the closing work.
                         await self._send(send, data)
                     data = b""
                     await self._before_closing()
@@ -106,8 +110,9 @@ class EventStream(Response):
                 data = self._framing.keepalive
 
     async def _wait(self) -> list[Choice] | None:
-        """Write news as they come, until some cannot be written at once or the answer ends; the choices with such news,
-        or None where nothing was written for so long that the client must be told that the stream goes on.
+        """Write new tokens as they arrive, until some cannot be written at once or the answer ends.
+
+        Returns the choices of those tokens. None means that nothing was written for so long that a keepalive is due.
         """
         generation = self._generation
         self._written_s = self._clock()
@@ -125,7 +130,7 @@ class EventStream(Response):
             generation.take_news = None
 
     def _take_news(self, news: list[Choice]) -> bool:
-        """Write what these choices have to say; False where the connection does not take it now."""
+        """Write the new tokens of these choices; return False where the connection does not accept them now."""
         try:
             data = self._events(self._chunks(news))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Explanations of recent choices: what this gateway knows of them, joined with what the scheduler remembers."""
+"""Explanations of recent choices: this gateway's own records, joined with the scheduler's."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from shared.messages.explanations import Admission, Admissions, GetAdmissions
 
 CALL_S = 1.0
 MOST_AT_ONCE = 128
-"""Requests in one question, whose answer must fit a message."""
+"""Limit on the requests in one call to the scheduler, whose reply must fit a message."""
 
 LOCATED = ("diverged", "evicted")
 CHARACTERS_A_TOKEN = 4
-"""About so many, to know whether a prompt is long."""
+"""Rough average, to estimate a prompt's length in characters."""
 
 _log = logs.get_logger("gateway.explaining")
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Where the scheduler does not answer, explanations say less and are still true."""
+    """Explains choices. Where the scheduler does not answer, explanations contain less and are still true."""
 
     bus: Bus
     recent: RecentRequests
@@ -41,7 +41,7 @@ class Explainer:
     callers: Callers
 
     async def explain(self, requests: Sequence[RecentRequest], *, is_admin: bool) -> list[Explanation]:
-        """Of these choices, in order; at most MOST_AT_ONCE of them are asked about."""
+        """Return explanations of these choices, in order; the scheduler is asked about at most MOST_AT_ONCE of them."""
         await self._ask([request for request in requests if not request.admissions or request.choice is not None])
         for request in requests:
             await self._locate(request)
@@ -58,12 +58,12 @@ class Explainer:
         ]
 
     async def explain_first(self, generation: Generation, *, is_admin: bool = False) -> Explanation | None:
-        """Of the first choice of an answer, for its own caller."""
+        """Return the explanation of an answer's first choice for its own caller, or None where it is forgotten."""
         known = self.recent.find(generation.choices[0].request_id)
         return (await self.explain([known], is_admin=is_admin))[0] if known is not None else None
 
     async def _locate(self, known: RecentRequest) -> None:
-        """Note where in its conversation a prompt left the cache, while the conversation is still there."""
+        """Note where in its conversation a prompt left the cache, while the conversation is still kept."""
         choice, conversation = known.choice, known.conversation
         if choice is None or conversation is None:
             return
@@ -79,7 +79,7 @@ class Explainer:
                 )
 
     async def _ask(self, requests: Sequence[RecentRequest]) -> None:
-        """Ask the scheduler about these choices. What it has forgotten stays as it was."""
+        """Ask the scheduler about these choices. Admissions that it has forgotten stay as they were."""
         asked = requests[:MOST_AT_ONCE]
         if not asked:
             return

@@ -1,4 +1,4 @@
-"""Errors on their way to a client. Pure."""
+"""Conversion of failures to the typed errors that clients see. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shared.messages.gateway_notices import RequestFailed
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 NOTICE_CODES: dict[str, type[ThermoclineError]] = {"context_too_long": ContextTooLong, "no_capacity": Unavailable}
-"""Codes of notices that are no code of ``shared.errors``."""
+"""Codes of notices that are not codes of ``shared.errors``."""
 
 MODEL_NOT_FOUND = "model_not_found"
-"""Code of a notice for an adapter that went while its request was on the way."""
+"""Code of a notice for an adapter that was unloaded while its request was in transit."""
 
 DEFAULT_RETRY_AFTER_MS = 1_000
 
 
 def error_of_notice(notice: RequestFailed) -> ThermoclineError:
-    """Return the typed error of a scheduler's refusal."""
+    """Return the typed error for a scheduler's refusal."""
     if notice.code == MODEL_NOT_FOUND:
         return NotFound(notice.message, param="model", code=notice.code)
     special = NOTICE_CODES.get(notice.code)
@@ -39,7 +39,7 @@ def error_of_notice(notice: RequestFailed) -> ThermoclineError:
 
 
 def error_of_body(error: Exception) -> InvalidRequest:
-    """Return the refusal of a body that is not the JSON that a schema asks for."""
+    """Return the refusal of a body that is not JSON or does not match its schema; ``param`` names the field."""
     if isinstance(error, msgspec.ValidationError):
         text = str(error)
         path = _PATH.search(text)
@@ -66,7 +66,7 @@ def error_of_status(status: int, detail: str, method: str, path: str) -> Thermoc
 
 
 def retry_after_s(error: ThermoclineError) -> int | None:
-    """Seconds for the ``Retry-After`` header, at least 1; None where retrying is no remedy."""
+    """Return the seconds for the ``Retry-After`` header, at least 1; None where a retry would not help."""
     if error.status not in (429, 503):
         return None
     return max(1, -(-(error.retry_after_ms or DEFAULT_RETRY_AFTER_MS) // 1000))

@@ -1,7 +1,7 @@
 """Whether a request's prefix may be loaded in part, and how little of it. Pure; every refusal is a typed error.
 
-Nothing is lossy unless the caller asked for it, or the operator made it the default of the deployment or of an API key;
-and a deployment allows neither before its operator says so (``infra/adr/0015``).
+Loading is exact unless the caller asked for less, or the operator made that the default of the deployment or of an API
+key; and a deployment allows neither unless its operator configured it (``infra/adr/0015``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.messages.requests import Importance
 
 @dataclass(frozen=True, slots=True)
 class FidelityRules:
-    """What a deployment allows. A ratio of 0 means exact; ``gate`` is there when ``mode`` is ``gated``.
+    """The fidelities that a deployment allows. A ratio of 0 means exact; ``gate`` is set when ``mode`` is ``gated``.
 
     Default ratios are within what ``gate`` allows: ``bootstrap`` refuses to start otherwise.
     """
@@ -33,11 +33,11 @@ class FidelityRules:
     def importance(
         self, asked: CacheOptions, *, is_scored: bool, tenant: str, is_adapted: bool = False
     ) -> Importance | None:
-        """Return what a request may load; None is everything. ``asked`` is consistent (``admission.check_cache``).
+        """Return what a request may load; None means everything. ``asked`` is consistent (``admission.check_cache``).
 
         ``is_scored``: the caller wants logprobs of the prompt, for which all of it is computed. ``is_adapted``: it asks
-        for a LoRA adapter, whose queries nothing chooses by. Raises InvalidRequest
-        when the caller asked for what is not allowed. A default that cannot be applied is no reason to refuse.
+        for a LoRA adapter, whose queries importance does not support. Raises InvalidRequest when the caller asked for
+        what is not allowed. A default that cannot be applied is ignored.
         """
         if asked.fidelity == "exact":
             return None
@@ -71,7 +71,7 @@ class FidelityRules:
         return wanted
 
     def _with_ratio(self, ratio: float, asked: CacheOptions) -> Importance:
-        """Where the caller is silent, tokens are chosen as they were when the gate was measured."""
+        """Return the importance options; those that the caller left out are as when the gate was measured."""
         metric, first_tokens, recent_tokens = DEFAULT_METRIC, 0, 0
         if self.gate is not None:
             metric, measured = self.gate.metric, self.gate.measured

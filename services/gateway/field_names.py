@@ -1,4 +1,4 @@
-"""Names of fields at fault, as the API that was called has them: checks are made on the chat that a request became."""
+"""Names of fields at fault, translated to the API that was called: checks run on the chat request made from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Renames = Sequence[tuple[str, str]]
 
 @contextlib.contextmanager
 def fields_named(renames: Renames) -> Iterator[None]:
-    """Name the field of an error in the block by the first of ``renames`` whose chat's name it begins with."""
+    """Within the block, rename an error's field by the first of ``renames`` (chat prefix, own prefix) that matches."""
     try:
         yield
     except CallerError as error:
@@ -25,7 +25,7 @@ def fields_named(renames: Renames) -> Iterator[None]:
 
 
 def renamed(param: str, renames: Renames) -> str:
-    """``param`` of a chat, in the other API's words. Both have functions without a level of their own."""
+    """Return the name of a chat's field in the other API. In both, functions have no level of their own."""
     flat = _OF_TOOL.sub(r"\1", param)
     for chat, other in renames:
         if flat.startswith(chat):

@@ -1,4 +1,4 @@
-"""The composed parts of one gateway, as its routes see them. Made by ``bootstrap``."""
+"""The composed parts of one gateway, as its routes use them. Built by ``bootstrap``."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from shared.messages.status import Degradation
 from shared.tracing import Tracer
 
 _NAMED = 8
-"""Adapters that a refusal names at the most."""
+"""Limit on the adapters that a refusal names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a request asks for: the base model, or a LoRA adapter beside it by the digest of its files."""
+    """The model of a request: the base model, or a LoRA adapter on it, known by the digest of its files."""
 
     name: str
     adapter: str = ""
@@ -47,7 +47,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """``clock`` gives seconds that never run backwards, ``wall_ns`` the wall clock."""
+    """All parts of one gateway. ``clock`` is monotonic, in seconds; ``wall_ns`` is the wall clock."""
 
     config: GatewayConfig
     gateway_id: str
@@ -75,14 +75,14 @@ class Gateway:
     reports: CellReports | None = None
 
     def check_open(self) -> None:
-        """Raise Unavailable while requests cannot be taken."""
+        """Raise Unavailable while this gateway shuts down or has no broker, and TooManyConnections when it is full."""
         if self.cell.is_draining:
             raise Unavailable("this gateway is shutting down", retry_after_ms=RETRY_AFTER_MS)
         self.dispatcher.check_open()
         self.slots.check(1)
 
     def model(self, requested: str | None) -> ServedModel:
-        """Return the model of a name; without one, the base model. Raises NotFound."""
+        """Return the model of this name; without a name, the base model. Raises NotFound."""
         if requested is None or requested == self.facts.name:
             return ServedModel(self.facts.name)
         adapter = self.cell.adapter(requested)
@@ -101,26 +101,26 @@ class Gateway:
         return [self.facts.name, *(adapter.name for adapter in self.cell.adapters() if adapter.workers)]
 
     def namespace(self, tenant: Tenant, cache_salt: str | None, adapter: str = "") -> str:
-        """Where KV of this tenant's requests with this adapter and this salt of their own is kept and found."""
+        """Return the namespace digest of KV for this tenant, adapter and request salt."""
         return namespace_digest(self.facts.fingerprint, adapter=adapter, tenant_salt=tenant.salt, salt=cache_salt or "")
 
     @property
     def context_limit(self) -> ContextLimit:
-        """How long a request may be now."""
+        """The present bounds on a request's length."""
         return self.cell.context_limit(self.facts.max_context)
 
     @property
     def max_context(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Largest sum of prompt and answer, in tokens."""
         return self.context_limit.tokens
 
     def degraded(self) -> tuple[Degradation, ...]:
-        """Return what the cell, and this gateway, were asked for and do not have now."""
+        """Return the configured features that the cell or this gateway lacks at present."""
         others = (each for each in self.cell.degraded(self.clock()) if each.component != self.gateway_id)
         return (*others, *self.own_degraded())
 
     def own_degraded(self) -> tuple[Degradation, ...]:
-        """Return what this gateway was asked for and does not have now."""
+        """Return the configured features that this gateway lacks at present."""
         faults = [("tenants", self.callers.fault, "--tenants")]
         if self.tls is not None:
             faults.append(("certificate", self.tls.fault, "--tls-cert"))
@@ -136,5 +136,6 @@ class Gateway:
         )
 
     def reasons_not_ready(self) -> list[str]:
+        """Return why requests would not be answered now, those of ``--adapter`` included; empty when ready."""
         reasons = self.cell.reasons_not_ready(self.clock(), is_connected=self.bus.is_connected)
         return reasons + self.adapters.reasons_not_ready(self.cell)

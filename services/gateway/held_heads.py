@@ -1,8 +1,8 @@
-"""Which heads of prompts a cell holds, as far as one of its gateways can know: what it asked for, and what was found.
+"""A gateway's estimate of the prompt heads that its cell holds, from the prompts it sent and the hits they had.
 
-A model of the cell's cache that costs its scheduler nothing. Heads are given up in the order of their last use when
-they stand for more tokens than the cell's pools and disks hold, or when an answer shows that the cell has given them
-up. Pure: time plays no part.
+A model of the cell's cache that costs its scheduler nothing. Heads are dropped in the order of their last use when
+they stand for more tokens than the cell's pools and disks hold, or when an answer shows that the cell has evicted
+them. Pure: time plays no part.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from services.gateway.prompt_heads import Head
 from shared.messages.cells import HEAD_BYTES
 
 MOST_HEADS = 65_536
-"""That one gateway tells of: 512 KiB of digests."""
+"""Limit on the heads that one gateway reports: 512 KiB of digests."""
 
 MOST_CUT = 8
-"""At the most one in so many heads is given up for a single answer: a cell does not evict by last use alone."""
+"""For a single answer at most one in so many heads is dropped: a cell does not evict by last use alone."""
 
 
 class HeldHeads:
-    """Heads by digest, the one that was used longest ago first, each with the tokens behind the head above it."""
+    """Heads by digest, least recently used first, each with the number of tokens between it and the head above."""
 
     def __init__(self, most: int = MOST_HEADS) -> None:
+        """Hold at most ``most`` heads; their tokens have no bound before :meth:`bound` sets one."""
         self._most = most
         self._tokens_most: int | None = None
         self._held: dict[int, int] = {}
@@ -33,26 +34,27 @@ class HeldHeads:
         self._removed: dict[int, None] = {}
 
     def __len__(self) -> int:
+        """Return the number of heads."""
         return len(self._held)
 
     @property
     def tokens(self) -> int:
-        """That the heads stand for."""
+        """Number of tokens that the heads stand for."""
         return self._tokens
 
     def bound(self, tokens: int) -> None:
-        """Set how many tokens the cell holds at most on all its tiers together."""
+        """Set the number of tokens that all tiers of the cell hold together."""
         self._tokens_most = tokens
         self._shrink()
 
     def note(self, head: Head, prompt_tokens: int, cached_tokens: int) -> None:
-        """Note an answered prompt: ``cached_tokens`` of it were found, and now the cell holds all of it."""
+        """Note an answered prompt: ``cached_tokens`` of it were hits, and now the cell holds all of it."""
         if not head.nbytes:
             return
         found_bytes = head.nbytes * cached_tokens // max(1, prompt_tokens)
         self._learn(head, found_bytes)
         above = (0, *head.depths)
-        # The deepest first, so that none is given up before what lies below it.
+        # The deepest first, so that none is dropped before those below it.
         for place in range(len(head.digests) - 1, -1, -1):
             span = head.depths[place] - above[place]
             self._hold(head.digests[place], span * prompt_tokens // head.nbytes)
@@ -64,20 +66,20 @@ class HeldHeads:
             self._give_up(next(iter(self._held)))
 
     def take_changes(self) -> tuple[bytes, bytes]:
-        """Packed digests that were added and removed since the last call."""
+        """Return packed digests (added, removed) since the last call."""
         added, removed = pack_heads(self._added), pack_heads(self._removed)
         self._added, self._removed = {}, {}
         return added, removed
 
     def take_whole(self) -> bytes:
-        """Packed digests of all heads, those used last at the end. Changes so far are in it."""
+        """Return packed digests of all heads, most recently used last, and forget the changes so far."""
         self._added, self._removed = {}, {}
         return pack_heads(self._held)
 
     def _learn(self, head: Head, found_bytes: int) -> None:
-        """Give up what was last used before a head that is held here and was not found.
+        """Drop heads used before a head that is held here but was not a hit.
 
-        Only a head of twice the depth that was found counts: lengths are estimates, and a part of a page is no hit.
+        Only a head of twice the depth of the hit counts: lengths are estimates, and a part of a page is no hit.
         """
         missed = next(
             (
@@ -120,11 +122,11 @@ class HeldHeads:
 
 
 def pack_heads(digests: Collection[int]) -> bytes:
-    """Digests as 8 bytes each, little-endian."""
+    """Return the digests as 8 bytes each, little-endian."""
     return np.fromiter(digests, dtype="<u8", count=len(digests)).tobytes()
 
 
 def unpack_heads(packed: bytes) -> list[int]:
-    """Undo :func:`pack_heads`; what is left of a digest at the end is passed over."""
+    """Undo :func:`pack_heads`; an incomplete digest at the end is ignored."""
     digests: list[int] = np.frombuffer(packed, dtype="<u8", count=len(packed) // HEAD_BYTES).tolist()
     return digests

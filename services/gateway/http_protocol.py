@@ -1,4 +1,7 @@
-"""uvicorn's HTTP protocol, with OpenAI's error shape below the application, and bounds on connections and headers."""
+"""The HTTP protocol of uvicorn, with bounds on connections and headers.
+
+Its errors below the application have OpenAI's shape.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ MAX_HEADER_BYTES = 64 * 1024
 
 
 class GatewayHttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """The protocol of one client connection."""
 
     _header_bytes = 0
 
@@ -30,6 +33,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admit the connection as idle, or refuse it when the server has its maximum."""
         super().connection_made(transport)
         self._is_admitted = self._bounds.admit(self)
         if self._is_admitted:
@@ -41,32 +45,39 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._refuse(TooManyConnections("the server has as many connections as it takes; try again shortly"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer of the head, and remove the connection from the count."""
         self._stop_expecting()
         self._bounds.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parse data as of a connection in use; data on a refused or closing connection is dropped."""
         if self._is_admitted and not self.transport.is_closing():
             self._bounds.asks(self)
             super().data_received(data)
 
     def make_way(self) -> None:
-        """See :class:`~services.gateway.connections.Connection`."""
+        """Close the idle connection (:class:`~services.gateway.connections.Connection`)."""
         self.transport.close()
 
     def on_headers_complete(self) -> None:
+        """Stop the timer of the head, and give the request's scope the extension that writes at once."""
         self._stop_expecting()
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:  # It is not where another protocol was asked for.
+        if (
+            self.cycle is not None and self.cycle.scope is self.scope
+        ):  # False where the client asked for another protocol.
             self.scope["extensions"][WRITE_EXTENSION] = partial(_write, self.cycle)  # type: ignore[assignment]
             self.cycle.transport = _HeadWithBody(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # Which may begin with the next of several that came at once.
+        """Count the connection as idle again, unless the next request has begun."""
+        super().on_response_complete()  # May begin the next of several requests that came at once.
         if self.cycle.response_complete and not self.transport.is_closing() and self._head_timer is None:
             self._bounds.rests(self)
 
     def on_message_begin(self) -> None:
+        """Start the timer of the head, and add the abort extension to the new request's scope."""
         super().on_message_begin()
         if self._head_timer is None:
             self._expect_head()
@@ -74,19 +85,21 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
+        """Count the URL towards the bound on headers."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Count name and value towards the bound on headers."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP; the connection ends with it."""
+        """Answer bytes that are not HTTP with an error in OpenAI's shape, and close the connection."""
         self._refuse(InvalidRequest(msg, code="invalid_http"))
 
     def _refuse(self, error: ThermoclineError) -> None:
-        """Answer below the application, and close."""
+        """Send an error below the application, and close the connection."""
         self._stop_expecting()
         body = error_body(error)
         head = [STATUS_LINE[error.status]]
@@ -110,7 +123,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             return
         SLOW.inc()
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # An answer is under way, to a request before: nothing can be said in between.
+            self.transport.abort()  # An answer to an earlier request is in progress: no other can be sent within it.
             return
         late = InvalidRequest(
             f"the head of the request was not complete within {self._bounds.head_s:g} s", code="head_timeout"
@@ -126,11 +139,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
 
 class _HeadWithBody:
-    """A connection on which the head of an answer leaves together with what of the body follows in the same turn of the
-    loop.
+    """A transport that sends the head of an answer together with body written in the same turn of the event loop.
 
-    uvloop sends what is written at once. A head alone would wake the client, on a busy machine in our place, and the
-    first token would wait behind it.
+    uvloop sends at once. A head alone would wake the client, on a busy machine in our place, and the first token would
+    wait behind it.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -162,7 +174,10 @@ class _HeadWithBody:
 
 
 def _write(cycle: RequestResponseCycle, data: bytes) -> bool:
-    """Write a part of a body at once, as ``cycle.send`` would; False where that would have to wait, or must not be."""
+    """Write a part of a body at once, as ``cycle.send`` would, and return whether it was written.
+
+    It is not written where that would have to wait or is not valid.
+    """
     is_within = cycle.response_started and not cycle.response_complete and cycle.chunked_encoding
     if not is_within or cycle.disconnected or cycle.flow.write_paused:
         return False

@@ -1,4 +1,4 @@
-"""uvicorn under our own lifecycle: its socket is bound first, and signals stay with the process."""
+"""uvicorn under this project's lifecycle: its socket is bound first, and signals stay with the process."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _log = logs.get_logger("gateway.http")
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signal handlers alone, and takes certificates as they are replaced."""
+    """A uvicorn server that installs no signal handlers, and reloads certificates that are replaced."""
 
     def __init__(self, config: uvicorn.Config, tls: ServerTls | None) -> None:
+        """Serve by ``config``, which has the TLS context of ``tls``; None is plain HTTP."""
         super().__init__(config)
         self._tls = tls
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to exit; watch the certificate's files meanwhile."""
         watching = asyncio.create_task(self._tls.watch()) if self._tls is not None else None
         try:
             await super().serve(sockets)
@@ -46,15 +48,16 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Install no handlers, unlike uvicorn: the lifecycle handles signals."""
         yield
 
 
 def make_server(app: ASGIApp, bounds: Connections, tls: ServerTls | None = None) -> HttpServer:
-    """Speaks HTTPS alone where ``tls`` is given. ``bounds`` are of its connections."""
+    """Return a server of ``app``. It speaks only HTTPS where ``tls`` is given; ``bounds`` count its connections."""
     malformed = logging.getLogger("uvicorn.error")
     if not any(isinstance(each, LimitedLines) for each in malformed.filters):
         malformed.addFilter(LimitedLines(LineLimit()))
-    protocol: Any = partial(GatewayHttpProtocol, bounds=bounds)  # uvicorn calls it, and asks nothing else of it.
+    protocol: Any = partial(GatewayHttpProtocol, bounds=bounds)  # uvicorn only calls it.
     return HttpServer(
         uvicorn.Config(
             app,
@@ -89,7 +92,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def raise_file_limit() -> int:
-    """Allow as many open files as the system does, since every connection is one. Returns the limit."""
+    """Raise the limit on open files to the hard limit, since every connection is one. Return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

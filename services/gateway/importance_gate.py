@@ -1,4 +1,4 @@
-"""What a quality gate lets callers ask for. The file is read once, at the start; checks are pure."""
+"""What callers may ask for under a quality gate. The file is read once, at the start; checks are pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shared.messages.requests import Importance
 from shared.quality_gate import QualityGate, read_gate, require
 
 SERVED_METHOD = "importance"
-"""Of the methods that ``thermocline eval`` compares, the one that workers load by."""
+"""The method by which workers load, among those that ``thermocline eval`` compares."""
 
 UNNAMED_METRIC = "h2o"
-"""What ``thermocline eval`` means by ``importance`` without a metric."""
+"""The metric that ``thermocline eval`` uses for ``importance`` without a metric."""
 
 SERVED_PROBE_UNIT = "kv_head"
 
@@ -23,17 +23,17 @@ REFUSED = "importance_refused"
 
 @dataclass(frozen=True, slots=True)
 class ImportanceGate:
-    """``measured`` is of the served model and of the way in which its cell loads. ``metric`` is that of its method."""
+    """A gate of the served model, measured as its cell loads. ``metric`` is that of its method."""
 
     measured: QualityGate
     metric: str
 
     def check(self, wanted: Importance) -> None:
-        """Raise InvalidRequest for a setting that was not measured, and for a ratio that was found to lose too much."""
+        """Raise InvalidRequest for a setting that was not measured, and for a ratio measured to lose too much."""
         gate = self.measured
         if wanted.metric != self.metric:
             raise InvalidRequest(
-                f"this deployment allows the metric {self.metric} alone, with which its quality was measured, "
+                f"this deployment allows only the metric {self.metric}, with which its quality was measured, "
                 f"not {wanted.metric}",
                 param="cache.metric",
                 code=REFUSED,
@@ -59,7 +59,8 @@ class ImportanceGate:
 def read_importance_gate(path: Path, *, model: str, probe_heads: int, alpha: float) -> ImportanceGate:
     """Return the gate in ``path`` for the model with this fingerprint, whose workers have these settings.
 
-    Raises ConfigError: no gate there, one of another model, or of another way to choose tokens than the cell's.
+    Raises ConfigError for a file that is no gate, is of another model, or was measured with another way to choose
+    tokens.
     """
     gate = read_served_gate(path, probe_heads=probe_heads, alpha=alpha)
     require(gate.measured, model=model, ratio=1.0)
@@ -67,7 +68,10 @@ def read_importance_gate(path: Path, *, model: str, probe_heads: int, alpha: flo
 
 
 def read_served_gate(path: Path, *, probe_heads: int, alpha: float) -> ImportanceGate:
-    """Return the same for any model; its fingerprint takes a reading of its weights. Raises ConfigError."""
+    """Return the gate in ``path`` for any model, without the fingerprint that needs its weights read.
+
+    Raises ConfigError.
+    """
     gate = read_gate(path)
     method, _, metric = gate.method.partition(":")
     metric = metric or UNNAMED_METRIC
@@ -87,7 +91,7 @@ def read_served_gate(path: Path, *, probe_heads: int, alpha: float) -> Importanc
 
 
 def check_default(gate: ImportanceGate, ratio: float, *, setting: str) -> None:
-    """Raise ConfigError when ``gate`` does not allow what ``setting`` makes a default."""
+    """Raise ConfigError when ``gate`` does not allow ``ratio``, which ``setting`` makes a default."""
     try:
         require(gate.measured, model=gate.measured.model, ratio=ratio)
     except ConfigError as error:
@@ -99,8 +103,10 @@ def _identification(probe_heads: int, unit: str, alpha: float) -> str:
 
 
 def _evidence(gate: QualityGate, ratio: float) -> str:
-    """Return the measurement that decides ``ratio``: of a failed ratio up to it, of the largest that failed, or of the
-    smallest where none did.
+    """Return the measurement that decides ``ratio``.
+
+    It is that of the largest failed ratio up to ``ratio``, of the largest that failed, or of the smallest where none
+    did.
     """
     if not gate.ratios:
         return f"nothing was measured on {gate.task}"

@@ -1,4 +1,4 @@
-"""A body of a route as its answer."""
+"""JSON responses of routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--api-keys-file``: keys one a line, where neither a list of processes nor an environment shows them."""
+"""``--api-keys-file``: keys, one a line, that no process list and no environment shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLAG = "--api-keys-file"
 def read_api_keys(name: str) -> tuple[str, ...]:
     """Return the keys of a file, none where ``name`` is "". Empty lines and those that begin with # are left out.
 
-    Raises ConfigError for a file that is missing, that others may read, or that holds no key.
+    Raises ConfigError for a file that is missing, that other users may read, or that holds no key.
     """
     if not name:
         return ()
@@ -31,8 +31,8 @@ def _parse(text: str, name: str) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
     if not keys:
         raise ConfigError(f"{name} holds no key")
-    # A fault says where and never what: it is a key, or was meant to be one.
+    # An error names the line and never quotes it: it is a key, or was meant to be one.
     wrong = [number for number, line in enumerate(lines, 1) if not line.isascii() or (" " in line and line[:1] != "#")]
     if wrong:
-        raise ConfigError(f"{name}: line {wrong[0]} is no key: one of ASCII characters without spaces is wanted")
+        raise ConfigError(f"{name}: line {wrong[0]} is no key: a key has ASCII characters without spaces")
     return keys

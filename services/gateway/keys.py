@@ -2,8 +2,7 @@
 
 A key that Thermocline makes holds 256 random bits. Such a key cannot be guessed, neither at the API nor from its
 digest, so the digest is plain SHA-256: a slow password hash (scrypt, Argon2) protects secrets that people choose, and
-would here give every stranger a way to keep the gateway busy. For the same reason a key that is brought along must be
-long.
+would here let unknown callers keep the gateway busy. For the same reason a key made elsewhere must be long.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from shared.errors import InvalidRequest
 PREFIX = "tc-"
 KEY_BYTES = 32
 MIN_GIVEN_CHARACTERS = 32
-"""Of a key that was made elsewhere."""
+"""Shortest key that may be brought from elsewhere."""
 
 MAX_GIVEN_CHARACTERS = 512
 DIGEST_PREFIX = "sha256:"
@@ -28,32 +27,32 @@ _GIVEN = re.compile(r"^[\x21-\x7e]+$")
 
 
 def new_key() -> str:
-    """Return a fresh key."""
+    """Return a fresh key: ``tc-`` and 256 random bits in URL-safe base64."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def new_salt() -> str:
-    """Return a fresh tenant salt."""
+    """Return a fresh tenant salt: 32 hex digits."""
     return secrets.token_hex(16)
 
 
 def key_hash(key: bytes) -> str:
-    """Return what is kept of a key: ``sha256:`` and 64 hex digits."""
+    """Return the digest by which a key is stored: ``sha256:`` and 64 hex digits."""
     return DIGEST_PREFIX + hashlib.sha256(key).hexdigest()
 
 
 def is_key_hash(text: str) -> bool:
-    """Whether a text has the form of :func:`key_hash`."""
+    """Return whether a text has the form of :func:`key_hash`."""
     return bool(_DIGEST.match(text))
 
 
 def key_id(hashed: str) -> str:
-    """Return the name of a key for lists and logs: the first digits of its digest."""
+    """Return the id of a key for lists and logs: the first digits of its digest."""
     return hashed.removeprefix(DIGEST_PREFIX)[:KEY_ID_DIGITS]
 
 
 def check_given_key(key: str) -> None:
-    """Raise InvalidRequest for a key from elsewhere that is too short to be beyond guessing, or no header's value."""
+    """Raise InvalidRequest for a key from elsewhere that is short enough to guess, or not valid in a header."""
     if not MIN_GIVEN_CHARACTERS <= len(key) <= MAX_GIVEN_CHARACTERS or not _GIVEN.match(key):
         raise InvalidRequest(
             f"a key must be random and have {MIN_GIVEN_CHARACTERS} to {MAX_GIVEN_CHARACTERS} printable ASCII "
@@ -62,5 +61,5 @@ def check_given_key(key: str) -> None:
 
 
 def tenant_id(key: bytes) -> str:
-    """Return the name under which the cell knows the holder of one of ``--api-keys``: it does not reveal the key."""
+    """Return the cell's name for the holder of one of ``--api-keys``; it does not reveal the key."""
     return hashlib.blake2b(key, digest_size=8).hexdigest()

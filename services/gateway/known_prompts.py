@@ -1,8 +1,8 @@
 """Digests of a prompt's blocks, taken from an earlier prompt as far as both have the same tokens.
 
 Comparing bytes is ten times faster than hashing them. A digest stands for all tokens up to its block's end
-(:mod:`shared.prompt_chain`), so one block that was hashed says which earlier prompt to compare with, and from there on
-equal tokens have equal digests. Bounded by bytes, the longest unused go first. Used by several threads.
+(:mod:`shared.prompt_chain`), so one hashed block shows which earlier prompt to compare with, and from there on equal
+tokens have equal digests. Bounded by bytes; the least recently used are dropped first. Used by several threads.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from shared.ids import DIGEST_BYTES
 from shared.prompt_chain import block_digests
 
 MOST_BYTES = 32 * 2**20
-"""Some sixty prompts of 130,000 tokens."""
+"""Room for some sixty prompts of 130,000 tokens."""
 
 LEAST_BLOCKS = 8
-"""Hashing a shorter prompt takes less than what is done for it here."""
+"""Hashing a shorter prompt takes less time than the lookup."""
 
 STEP_BLOCKS = 16
-"""Blocks that are compared at once: what is cut out for it stays in the cache."""
+"""Blocks compared at once: few enough for their copy to stay in the processor's cache."""
 
 BLOCK_ENTRY_BYTES = 120
-"""What a block's digest takes as a key, about."""
+"""Approximate size of a block's digest as a dictionary key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,22 @@ class _Prompt:
 
 
 class KnownPrompts:
-    """``most_bytes`` 0: every prompt is hashed from its front."""
+    """Earlier prompts, to compare later ones with."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        """Keep prompts in up to ``most_bytes`` of memory; with 0 every prompt is hashed from its front."""
         self.nbytes = 0
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
-        self._by_block: dict[bytes, int] = {}  # The last prompt that has it.
+        self._by_block: dict[bytes, int] = {}  # Number of the last prompt with that block.
         self._last = 0
 
     def block_digests(self, namespace: str, prompt: bytes, *, keep: bool) -> bytes:
-        """As :func:`shared.prompt_chain.block_digests` has them. With ``keep`` later prompts are compared with this."""
+        """Return the digests that :func:`shared.prompt_chain.block_digests` returns.
+
+        If ``keep``, later prompts are compared with this one.
+        """
         size = prompt_chain.BLOCK_BYTES
         blocks = len(prompt) // size
         if blocks < LEAST_BLOCKS:
@@ -78,7 +82,7 @@ class KnownPrompts:
         return digests
 
     def _with_front(self, digests: bytes) -> tuple[int, _Prompt] | None:
-        """Return the last prompt that begins with these blocks, and its number."""
+        """Return the last prompt that begins with these blocks, and its number, or None."""
         with self._lock:
             number = self._by_block.get(digests[-DIGEST_BYTES:], 0)
             if not number:
@@ -87,7 +91,7 @@ class KnownPrompts:
             return number, self._prompts[number]
 
     def _keep(self, prompt: _Prompt, continued: tuple[int, _Prompt] | None) -> None:
-        """In the place of the prompt that it begins with, if there is one and no other thread has put another there."""
+        """Keep the prompt in place of the one that it continues, unless there is none or another thread replaced it."""
         with self._lock:
             number, before = continued or (0, None)
             if before is not None and self._prompts.get(number) is before:
@@ -111,7 +115,7 @@ class KnownPrompts:
 
 
 def _common_blocks(known: _Prompt, prompt: bytes, at: int, blocks: int) -> int:
-    """How many leading blocks are equal; the first ``at`` are known to be."""
+    """Return how many leading blocks are equal, given that the first ``at`` are."""
     size, most, step = prompt_chain.BLOCK_BYTES, min(known.blocks, blocks), STEP_BLOCKS
     while at < most:
         end = min(at + step, most)
@@ -125,6 +129,6 @@ def _common_blocks(known: _Prompt, prompt: bytes, at: int, blocks: int) -> int:
 
 
 def _digests(prompt: _Prompt, first: int = 0) -> list[bytes]:
-    """Of its blocks from the ``first`` on."""
+    """Return the digests of the prompt's blocks from ``first`` on."""
     digests = prompt.digests
     return [digests[start : start + DIGEST_BYTES] for start in range(first * DIGEST_BYTES, len(digests), DIGEST_BYTES)]

@@ -1,15 +1,18 @@
-"""What a quality gate says of KV that is kept in eight bits. The file is read once, at the start."""
+"""The quality gate of KV kept in eight bits. The file is read once, at the start."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.quality_gate import KV_METHOD, QualityGate, read_gate, require
+from shared.quality_gate import KV_METHOD, QualityGate, read_gate
 
 
 def read_kv_gate(path: Path) -> QualityGate:
-    """Return the gate in ``path``, of any model. Raises ConfigError for none, another kind or a failed one."""
+    """Return the gate in ``path``, of any model.
+
+    Raises ConfigError for no gate, one of another kind or a failed one.
+    """
     gate = read_gate(path)
     if gate.method != KV_METHOD:
         raise ConfigError(
@@ -25,8 +28,3 @@ def read_kv_gate(path: Path) -> QualityGate:
     if not gate.ratios:
         raise ConfigError(f"{path}: nothing was measured on {gate.task}")
     return gate
-
-
-def require_kv(gate: QualityGate, *, model: str) -> None:
-    """Raise ConfigError unless ``gate`` is of the model with this fingerprint, which is of KV of eight bits."""
-    require(gate, model=model, ratio=1.0)

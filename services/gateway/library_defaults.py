@@ -1,6 +1,6 @@
-"""What the library adds to a ``config.json`` that leaves sizes out, as those of models with a vision part often do.
+"""Sizes that the library adds to a ``config.json`` without them, as those of models with a vision part often are.
 
-The library takes seconds and hundreds of megabytes to import, so another process asks it:
+The library takes seconds and hundreds of megabytes to import, so another process does it:
 ``python -m services.gateway.library_defaults DIR``.
 """
 
@@ -20,14 +20,14 @@ _TIMEOUT_S = 120
 
 
 def library_defaults(model_dir: Path) -> dict[str, int]:
-    """Sizes of the text part of the model in ``model_dir``. Raises UnsupportedModel when the library does not say."""
+    """Return the sizes of the model's text part, by field. Raises UnsupportedModel when the library has none."""
     command = [sys.executable, "-P", "-m", "services.gateway.library_defaults", str(model_dir)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
         found: dict[str, int] = json.loads(done.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        # Behind a traceback the library's advice may go on for lines; the error itself is the first of them.
+        # After a traceback the library's advice may take several lines; the error itself is the first of them.
         reasons = [line for line in said.splitlines() if re.match(r"[\w.]*Error: ", line)] or said.splitlines()[-1:]
         raise UnsupportedModel(
             f"{model_dir}: config.json leaves out sizes, and the library cannot fill them in: {' '.join(reasons[-1:])}"

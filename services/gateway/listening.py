@@ -1,8 +1,9 @@
-"""How a process of the gateway's kind listens: settings that gateways and routers share, checked in one place."""
+"""Settings of servers, shared by gateways and routers and checked in one place."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,7 +11,7 @@ from msgspec import Meta
 from services.gateway.body import Bodies
 from services.gateway.connections import Connections
 from services.gateway.cross_origin import is_origin
-from services.gateway.tls import TlsVersion
+from services.gateway.tls import ServerTls, TlsVersion
 from shared.broker import BrokerSettings
 from shared.ids import is_valid_name
 
@@ -20,19 +21,22 @@ ApiMetrics = Literal["open", "admin", "closed"]
 
 
 class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
-    """Settings of a process inherit these; its ``__post_init__`` asks ``listening_faults`` as well."""
+    """The settings of a server.
+
+    A process's settings inherit these and call ``listening_faults`` in ``__post_init__``.
+    """
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     tls_cert: Annotated[
         str,
-        Meta(description="PEM file of the certificate, and those between it and its authority; empty is plain HTTP"),
+        Meta(description="PEM file of the certificate and its intermediates; empty is plain HTTP"),
     ] = ""
     tls_key: Annotated[str, Meta(description="PEM file of its private key, without a pass phrase")] = ""
     tls_min_version: Annotated[TlsVersion, Meta(description="oldest version of TLS: 1.2 or 1.3")] = "1.2"
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     body_timeout_ms: Annotated[int, Meta(description="longest wait for a request body", ge=1)] = 30_000
     max_buffered_bytes: Annotated[
-        int, Meta(description="memory for bodies of requests, all together; beyond it long ones get 429", ge=2**20)
+        int, Meta(description="memory for all request bodies together; beyond it long ones get 429", ge=2**20)
     ] = 512 * 1024**2
     max_connections: Annotated[
         int, Meta(description="open connections; beyond it idle ones are closed, and then new ones refused", ge=1)
@@ -52,19 +56,23 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(description="who gets /metrics at the API's port: all clients, holders of the admin key, or none"),
     ] = "open"
     metrics_port: Annotated[int, Meta(description="second port for /metrics; 0 is off", ge=0, le=65_535)] = 0
-    metrics_host: Annotated[str, Meta(description="address on which /metrics is served there")] = "127.0.0.1"
+    metrics_host: Annotated[str, Meta(description="address to listen on for metrics_port")] = "127.0.0.1"
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
 
     def bodies(self) -> Bodies:
-        """Return the reader of requests' bodies."""
+        """Return the reader of request bodies, with these bounds."""
         return Bodies(self.max_body_bytes, self.body_timeout_ms / 1000, self.max_buffered_bytes)
 
     def connections(self) -> Connections:
-        """Return the bounds of its connections."""
+        """Return the counter of connections, with these bounds."""
         return Connections(self.max_connections, self.head_timeout_ms / 1000)
 
+    def server_tls(self) -> ServerTls | None:
+        """Return the certificate settings, or None where the server speaks plain HTTP. Raises ConfigError."""
+        return ServerTls(Path(self.tls_cert), Path(self.tls_key), self.tls_min_version) if self.tls_cert else None
+
     def listening_faults(self, *, name: str, longest: int, admin_key: str, api_keys: Collection[str] = ()) -> list[str]:
-        """Return what is wrong with these settings, and with a name of at most ``longest`` characters and the keys."""
+        """Return the faults of these settings, of a name with at most ``longest`` characters, and of the keys."""
         faults = self.broker_faults()
         if not is_valid_name(name) or len(name) > longest:
             faults.append(f"--id {name!r} must be 1 to {longest} letters, digits, - or _")

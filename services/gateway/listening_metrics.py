@@ -1,4 +1,4 @@
-"""Metrics of a server's connections and bodies, which gateways and routers have alike."""
+"""Metrics of a server's connections and bodies, shared by gateways and routers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from shared.metrics import counter, gauge
 
 CONNECTIONS = gauge("listener_connections", "Open connections of clients")
 CONNECTIONS_ENDED = counter("listener_connections_ended", "Connections ended by a bound of this process", ("reason",))
-BODY_BYTES = gauge("listener_body_bytes", "Bytes of request bodies held, but for short ones")
+BODY_BYTES = gauge("listener_body_bytes", "Bytes of request bodies held, except short ones")
 
 FULL, IDLE, SLOW = (CONNECTIONS_ENDED.labels(reason) for reason in ("full", "idle", "slow"))

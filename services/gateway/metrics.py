@@ -1,4 +1,4 @@
-"""The gateway's metrics, named as users of vLLM know them, under ``thermocline_``."""
+"""The gateway's metrics, with vLLM's names under the prefix ``thermocline_``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HTTP_REQUESTS = counter("http_requests", "HTTP responses", ("route", "method", "
 IN_FLIGHT = gauge("num_requests_in_flight", "Choices in progress at this gateway")
 CONNECTIONS_OPEN = gauge("http_requests_open", "HTTP requests being answered")
 REQUEST_SUCCESS = counter("request_success", "Choices that ended well", ("finished_reason",))
-RESPONSES_NOT_KEPT = counter("responses_not_kept", "Responses that were to be kept and are not", ("reason",))
+RESPONSES_NOT_KEPT = counter("responses_not_kept", "Responses that should have been kept and were not", ("reason",))
 REQUEST_FAILURE = counter("request_failure", "Choices that ended with an error", ("code",))
 TIME_TO_FIRST_TOKEN = histogram("time_to_first_token_seconds", "From submission to the first token at the gateway")
 INTER_TOKEN_LATENCY = histogram("inter_token_latency_seconds", "Between two messages with tokens of one choice")
@@ -28,26 +28,28 @@ TIME_PER_OUTPUT_TOKEN = histogram(
     "request_time_per_output_token_seconds", "Time of a choice from its first token on, per further token"
 )
 PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt tokens of choices that were looked up in the cache")
-PREFIX_HITS = counter("prefix_cache_hits", "Those of them that were found, by where", ("source",))
+PREFIX_HITS = counter("prefix_cache_hits", "Prompt tokens looked up and found in the cache, by source", ("source",))
 PROMPT_TOKENS = counter("prompt_tokens", "Prompt tokens of choices that got an answer")
 CACHED_TOKENS = counter("prompt_tokens_cached", "Prompt tokens found in a cache", ("tier",))
 IMPORTANCE_CHOICES = counter(
-    "importance_choices", "Choices that allowed loading by importance, by whether it was done", ("outcome",)
+    "importance_choices", "Choices that allowed loading by importance, by outcome", ("outcome",)
 )
 IMPORTANCE_PREFIX_TOKENS = counter("importance_prefix_tokens", "Tokens of prefixes that were loaded in part")
-IMPORTANCE_LOADED_TOKENS = counter("importance_loaded_tokens", "Those of them that were loaded in each layer")
+IMPORTANCE_LOADED_TOKENS = counter(
+    "importance_loaded_tokens", "Tokens of those prefixes that were loaded in each layer"
+)
 IMPORTANCE_LAYERS = counter("importance_layers", "Layers loaded by importance, by what probe heads did", ("probes",))
 IMPORTANCE_DISK_BYTES = counter("importance_disk_bytes", "Bytes read from disks to load by importance")
 GENERATION_TOKENS = counter("generation_tokens", "Output tokens")
 REQUEST_PROMPT_TOKENS = histogram("request_prompt_tokens", "Prompt tokens of a choice", buckets=_TOKEN_COUNTS)
 REQUEST_GENERATION_TOKENS = histogram("request_generation_tokens", "Output tokens of a choice", buckets=_TOKEN_COUNTS)
-TOKEN_ITEMS = counter("gateway_token_items", "Items of token messages by what became of them", ("placement",))
+TOKEN_ITEMS = counter("gateway_token_items", "Items of token messages, by placement", ("placement",))
 PLACEMENTS = {placement: TOKEN_ITEMS.labels(placement.value) for placement in Placement}
 FETCHED = TOKEN_ITEMS.labels("fetched")
-RECLAIMED = counter("gateway_requests_reclaimed", "Requests begun again because the end of their answer was lost")
+RECLAIMED = counter("gateway_requests_reclaimed", "Requests restarted because the end of their answer was lost")
 PROMPTS_SENT = counter(
     "gateway_prompts_sent",
-    "Prompts told to the scheduler: by a base that it holds and a tail, whole, or whole because it wanted it so",
+    "Prompts sent to the scheduler: as a base that it holds and a tail, whole, or whole because it asked for that",
     ("how",),
 )
 NOTICES = counter("gateway_notices", "Notices of the scheduler", ("word",))
@@ -57,14 +59,14 @@ RATE_LIMITED = counter("gateway_rate_limited", "Requests beyond a limit of their
 OUTBOX_WAITING = gauge("gateway_outbox_waiting", "Cancellations and resumptions not yet stored")
 
 SOURCE_NAMES = ("device", "host", "disk", "remote", "neighbour", "hidden", "sparse", "lent")
-"""Where a prompt's tokens can come from, but for being computed."""
+"""Sources of prompt tokens that are not computed."""
 
 _SOURCES = {name: CACHED_TOKENS.labels(name) for name in SOURCE_NAMES}
 _HITS = {name: PREFIX_HITS.labels(name) for name in SOURCE_NAMES}
 
 
 def observe_end(generation: Generation, now_s: float) -> None:
-    """Count the choices of a generation that is over."""
+    """Count the choices of a generation that is over; ``now_s`` is on the clock of their times."""
     for choice in generation.choices:
         assembly = choice.assembly
         usage = assembly.usage or Usage()

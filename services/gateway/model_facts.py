@@ -1,4 +1,4 @@
-"""What the gateway must know about the model that its cell serves; read once, at the start."""
+"""Facts about the served model that the gateway needs; read once, at the start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.model_folder import check_model
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling where the caller says nothing: OpenAI's, unless the model's generation_config.json differs."""
+    """Sampling parameters for requests without their own: OpenAI's, unless generation_config.json differs."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -29,18 +29,18 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Name in the API, identity in namespaces, and the bounds of token ids and contexts."""
+    """The model's name in the API, its identity in namespaces, and bounds on token ids and contexts."""
 
     name: str
     fingerprint: str
-    """Of what KV follows from."""
+    """Digest of everything that KV depends on."""
     vocab_size: int  # Token ids are in [0, vocab_size).
     max_context: int  # Prompt and answer together, tokens.
     defaults: SamplingDefaults = SamplingDefaults()
     created: int = 0  # Unix seconds, for /v1/models.
     eos_token_ids: tuple[int, ...] = ()
     answer_fingerprint: str = ""
-    """Of what answers follow from: the chat template and the defaults of sampling as well."""
+    """Digest of everything that answers depend on: also the chat template and the sampling defaults."""
 
 
 def read_model_facts(
@@ -52,7 +52,7 @@ def read_model_facts(
     is_exact: bool = False,
     kv_dtype: KvDtype = "auto",
 ) -> ModelFacts:
-    """Read the directory. Raises OperatorError when it is incomplete, UnsupportedModel when it says too little."""
+    """Read the model's folder. Raises OperatorError when it is incomplete, UnsupportedModel when sizes are missing."""
     vocab_size, max_context = check_facts(model_dir, max_context_tokens)
     fingerprint = model_files.fingerprint(
         model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact, kv_dtype=kv_dtype
@@ -70,7 +70,7 @@ def read_model_facts(
 
 
 def check_facts(model_dir: Path, max_context_tokens: int = 0) -> tuple[int, int]:
-    """Sizes of the vocabulary and of the longest context. Reads no weights, and raises as :func:`read_model_facts`."""
+    """Return the vocabulary size and the longest context, reading no weights. Raises as :func:`read_model_facts`."""
     config = check_model(model_dir)
     text = config.get("text_config")
     merged = {**config, **(text if isinstance(text, dict) else {})}
@@ -87,7 +87,7 @@ def check_facts(model_dir: Path, max_context_tokens: int = 0) -> tuple[int, int]
 
 
 def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
-    """Tokens that end an answer: those of generation_config.json, else those of config.json; sorted, as workers do."""
+    """Return the sorted tokens that end an answer: generation_config.json's, else config.json's, as for workers."""
     config = model_files.load_config(model_dir)
     text = config.get("text_config")
     merged = {**config, **(text if isinstance(text, dict) else {})}

@@ -1,4 +1,4 @@
-"""What the scheduler tells this gateway: numbered notices, each acted on once and in order."""
+"""The scheduler's notices to this gateway: numbered, each handled once and in order."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _log = logs.get_logger("gateway.notices")
 
 @dataclass(slots=True)
 class NoticeCursor:
-    """Where this gateway is in its numbered notices. Pure.
+    """The last notice that this gateway handled. Pure.
 
-    A scheduler that begins anew numbers from 1 again, in a later term. So the first notice of a term may follow any.
+    A scheduler that starts again numbers from 1 again, in a later term. So the first notice of a term may follow any.
     """
 
     last: int = 0
     term: tuple[int, int] = (0, 0)  # The epoch in which the last one was folded, and the input that caused it.
 
     def place(self, notice: GatewayNotice) -> Literal["next", "repeated", "gap"]:
-        """Where the notice lies; behind a gap, the stream tells what comes before it. Does not mutate."""
+        """Return where the notice lies, without a change of the state.
+
+        After a gap, the stream has the notices before this one.
+        """
         term = (notice.epoch, notice.cause)
         if term < self.term or (term == self.term and notice.number <= self.last):
             return "repeated"
@@ -41,7 +44,7 @@ class NoticeCursor:
         return "next" if is_next else "gap"
 
     def take(self, notice: GatewayNotice) -> None:
-        """Take it: it was acted on."""
+        """Advance to this notice, which was handled."""
         self.last, self.term = notice.number, (notice.epoch, notice.cause)
 
 
@@ -49,6 +52,7 @@ class NoticeHandler:
     """Handler of ``tc.out.gateway.<id>``; gaps are filled from the outputs stream."""
 
     def __init__(self, bus: Bus, gateway_id: str, dispatcher: Dispatcher) -> None:
+        """Begin with no notice handled; the caller subscribes :meth:`on_notice`."""
         self.cursor = NoticeCursor()
         self._bus = bus
         self._subject = subjects.gateway_output(gateway_id)
@@ -57,21 +61,22 @@ class NoticeHandler:
         self._reading = asyncio.Lock()
 
     async def on_notice(self, delivery: Delivery) -> None:
+        """Handle a notice, after those that a gap skipped if the stream still has them."""
         notice = self._decode(delivery.data)
         if notice is None:
             return
         if self.cursor.place(notice) == "gap" and not await self.catch_up():
-            # The stream, which cannot be asked now, has this notice, too: the next read acts on all.
+            # The stream cannot be read now, but has this notice too: the next read handles all.
             return
         if self.cursor.place(notice) == "gap":
-            # What the stream no longer has cannot be waited for; idle timeouts end what depended on it.
+            # Notices that the stream no longer has cannot arrive; idle timeouts end what depended on them.
             _log.error("notices_lost", first=self.cursor.last + 1, last=notice.number - 1)
         self._act(notice)
 
     async def catch_up(self) -> bool:
-        """Read notices that were published while none listened; False when the stream could not be asked.
+        """Handle notices published while none were received; return False when the stream could not be read.
 
-        A notice that comes meanwhile and is the next one is acted on at once; reading then passes over it.
+        A notice that arrives meanwhile and is the next one is handled at once; reading then skips it.
         """
         async with self._reading:
             try:
@@ -107,11 +112,11 @@ class NoticeHandler:
         metrics.NOTICES.labels(type(word).__name__).inc()
         choice = self._dispatcher.pending.get(word.request_id)
         if isinstance(word, PromptWanted):
-            if choice is not None:  # Else the client is gone, and the scheduler knows nothing of the request.
+            if choice is not None:  # Else the client is gone, and the scheduler has no such request.
                 self._dispatcher.send_whole(choice)
         elif isinstance(word, RequestFailed):
             if choice is not None and choice.is_abridged and word.code == InvalidRequest.code:
-                # A scheduler of an older release took over, which knows no bases, or no compact forms.
+                # A scheduler of an older release took over that accepts no bases, or no compact form.
                 self._dispatcher.send_whole(choice)
             elif choice is not None:
                 choice.fail(error_of_notice(word), is_settled=True)

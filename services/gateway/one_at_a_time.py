@@ -1,4 +1,4 @@
-"""Long work in several threads; one at a time runs Python's code."""
+"""Long work in several threads: one at a time runs Python code."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ T = TypeVar("T")
 
 
 class OneAtATime:
-    """A lock around work, which the work lets go of while native code runs without the interpreter's lock."""
+    """A lock around work; the work releases it while native code runs without the interpreter's lock."""
 
     def __init__(self) -> None:
+        """Begin with no work in progress."""
         self._lock = threading.Lock()
         self._mine = threading.local()
 
     @property
     def is_held(self) -> bool:
-        """Whether a thread is at its work now, in Python's code."""
+        """Whether a thread is running Python code of its work now."""
         return self._lock.locked()
 
     def done(self, work: Callable[[], T]) -> T:
@@ -33,7 +34,7 @@ class OneAtATime:
 
     @contextlib.contextmanager
     def let_go(self) -> Iterator[None]:
-        """Let another thread go on during the block. Changes nothing for one that is not within :meth:`done`."""
+        """Let another thread's work run during the block. Does nothing outside of :meth:`done`."""
         if not getattr(self._mine, "is_held", False):
             yield
             return

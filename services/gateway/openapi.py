@@ -1,4 +1,4 @@
-"""An OpenAPI description from the schemas that decode and encode the API itself."""
+"""The OpenAPI description, made from the schemas that decode and encode the API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from services.gateway.openai_schema.errors import ErrorResponse
 _SCHEMES: dict[str, Any] = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "A caller's key, where any are configured."},
     "apiKeyHeader": {"type": "apiKey", "in": "header", "name": KEY_HEADER, "description": "The same key."},
-    "adminKey": {"type": "apiKey", "in": "header", "name": ADMIN_HEADER, "description": "The administration's key."},
+    "adminKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": ADMIN_HEADER,
+        "description": "The key of the administration.",
+    },
     "adminBearer": {"type": "http", "scheme": "bearer", "description": "The same key as a bearer token."},
 }
 
@@ -35,10 +40,11 @@ def describes(
     errors: type[msgspec.Struct] = ErrorResponse,
     query: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """``openapi_extra`` of an endpoint. ``streams``: it may also answer with server-sent events, whose data is this, or
-    one of these; without a ``response`` the answer is a sentence. ``errors`` is the body of every error.
+    """Return the ``openapi_extra`` of an endpoint.
 
-    ``query`` says what each parameter of its query string means; all may be left out.
+    ``streams``: it may also answer with server-sent events, whose data is this, or one of these. Without a ``response``
+    the answer is plain text. ``errors`` is the body of every error. ``query`` describes each parameter of the query
+    string; all are optional.
     """
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if response is not None:
@@ -67,7 +73,7 @@ def describes(
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make ``app`` describe itself with the schemas named by :func:`describes`."""
+    """Make ``app`` describe itself with the schemas that :func:`describes` named."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -90,7 +96,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _security_of(path: str) -> list[dict[str, list[str]]]:
-    """Any one of these opens it; an empty list admits every caller."""
+    """Return security schemes for a path; any of them opens it, and an empty list admits every caller."""
     if is_admin_path(path):
         return [{"adminKey": []}, {"adminBearer": []}]
     keys: list[dict[str, list[str]]] = [{"apiKey": []}] if path.startswith(GUARDED_PREFIXES) else []

@@ -1,4 +1,4 @@
-"""Links that open the page at ``/ui`` once: each has a code that is exchanged for the admin key, and then forgotten."""
+"""One-time links that open the page at ``/ui``: each has a code that is exchanged once for the admin key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ CODE_BYTES = 24
 
 @dataclass(slots=True)
 class PageLinks:
-    """Codes that were made and not yet used, the oldest first. ``clock`` gives seconds that never run backwards."""
+    """Codes that were made and not yet used, oldest first. ``clock`` is monotonic, in seconds."""
 
     clock: Callable[[], float]
-    _made: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # When, by the digest of the code.
+    _made: OrderedDict[bytes, float] = field(
+        default_factory=OrderedDict
+    )  # Time of creation, by the digest of the code.
 
     def make(self) -> str:
-        """Return a new code. The oldest is forgotten where there are more than ``MOST_LINKS``."""
+        """Return a new code. The oldest is forgotten beyond ``MOST_LINKS``."""
         code = secrets.token_urlsafe(CODE_BYTES)
         self._made[_digest(code)] = self.clock()
         while len(self._made) > MOST_LINKS:
@@ -29,8 +31,8 @@ class PageLinks:
         return code
 
     def use(self, code: str) -> bool:
-        """Return whether ``code`` was made within ``KEPT_S`` and is used for the first time. It is not used again."""
-        # A digest is looked up, so that the time of an answer says nothing about codes that are near.
+        """Return whether ``code`` was made within ``KEPT_S`` and not used before; it cannot be used again."""
+        # A digest is looked up, so that response times reveal nothing about similar codes.
         made_s = self._made.pop(_digest(code), None)
         return made_s is not None and self.clock() - made_s <= KEPT_S
 

@@ -1,7 +1,7 @@
 """Choices in progress: which request id belongs to which HTTP request, and how an answer waits for its tokens.
 
-One HTTP request is one :class:`Generation` of several :class:`Choice`, one per prompt and choice. Everything
-here runs on the event loop and never waits, but for :meth:`Generation.changed`.
+One HTTP request is one :class:`Generation` of several :class:`Choice`, one per prompt and choice. Everything here runs
+on the event loop and never waits, except :meth:`Generation.changed` and :meth:`Generation.finished`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from shared.messages.requests import PromptBase, SubmitRequest
 from shared.messages.tokens import TokenItem
 
 MAX_STREAM_BACKLOG_TOKENS = 65_536
-"""Tokens that may wait for a slow client; one that is further behind is let go."""
+"""Tokens that may wait for a slow client; one that is further behind is disconnected."""
 
 RETRY_AFTER_MS = 1_000
 
 
 class Choice:
-    """One request of the cell, and its place in the answer. Times are seconds of the event loop's clock."""
+    """One request to the cell, and its position in the answer. Times are seconds of the event loop's clock."""
 
     def __init__(
         self, request: SubmitRequest, position: int, prompt: int, now_s: float, reply: Reply | None = None
     ) -> None:
-        """``position`` counts choices of the answer, ``prompt`` its prompts. Without a ``reply`` all is text."""
+        """``position`` numbers the answer's choices, ``prompt`` its prompts. Without a ``reply`` all output is text."""
         self.request = request
         self.position = position
         self.prompt = prompt
         self.assembly = Assembly()
         self.reply = reply if reply is not None else Reply()
         self.failure: ThermoclineError | None = None
-        self.is_settled = False  # The cell knows that it is over; there is nothing to cancel.
+        self.is_settled = False  # The cell has ended it; there is nothing to cancel.
         self.workers: dict[int, str] = {}  # Worker by attempt, oldest first.
         self.started_s = now_s
         self.submitted_ns = 0  # The wall clock's time at ``started_s``, once it is about to be submitted.
@@ -45,28 +45,35 @@ class Choice:
         self.searched_s = now_s
         self.is_fetching = False
         self.blocks = (
-            b""  # Digests of its prompt's whole blocks (``shared.prompt_chain``), where the scheduler takes them.
+            b""  # Digests of its prompt's whole blocks (``shared.prompt_chain``), if the scheduler accepts bases.
         )
-        self.base: PromptBase | None = None  # What its prompt was told by, as long as that may be refused.
-        self.is_compact = False  # The same of its tokens' form.
-        self.reclaims = 0  # How often it was, or may have been, begun again because its end was lost.
+        self.base: PromptBase | None = (
+            None  # The base that its prompt was sent with, while the scheduler may still refuse it.
+        )
+        self.is_compact = False  # Its prompt was sent in compact form, which the scheduler may still refuse.
+        self.reclaims = 0  # How often it was restarted, or may have been, because its end was lost.
         self.generation: Generation | None = None
 
     @property
     def request_id(self) -> str:
+        """The cell's id of this choice: the answer's id and the position."""
         return self.request.request_id
 
     @property
     def is_abridged(self) -> bool:
-        """Whether its prompt was told in a way that a scheduler may not take."""
+        """Whether its prompt was sent with a base or in compact form, which a scheduler may refuse."""
         return self.base is not None or self.is_compact
 
     @property
     def is_over(self) -> bool:
+        """Whether it has failed or its last item has arrived."""
         return self.failure is not None or self.assembly.is_finished
 
     def accept(self, worker_id: str, item: TokenItem, now_s: float, *, asked: bool = False) -> Placement:
-        """Place an item, and wake the answer when there is news."""
+        """Place an item of a worker, and wake the answer when it adds tokens or the end.
+
+        If ``asked``, the item was asked for.
+        """
         if self.failure is not None:
             return Placement.REPEATED
         had = self.assembly.next_index
@@ -74,7 +81,7 @@ class Choice:
         if item.attempt not in self.workers and placement is not Placement.FENCED:
             self.workers[item.attempt] = worker_id
         if placement is Placement.ACCEPTED:
-            # A worker that was asked and has nothing new to tell brings nothing forward.
+            # An item without new tokens, from a worker that was asked, is no progress.
             if self.assembly.next_index > had:
                 self.progress_s = now_s
             if self.assembly.tokens and not self.first_token_s:
@@ -84,7 +91,7 @@ class Choice:
         return placement
 
     def fail(self, error: ThermoclineError, *, is_settled: bool = False) -> None:
-        """End without (the rest of) an answer; the first reason stays. ``is_settled``: the scheduler said so."""
+        """End the choice with an error; the first one stays. ``is_settled``: the scheduler has ended it, too."""
         self.is_settled = self.is_settled or is_settled
         if not self.is_over:
             self.failure = error
@@ -106,18 +113,18 @@ class Choice:
 
 
 class Generation:
-    """The choices of one HTTP request."""
+    """The choices of one HTTP request, and the event on which its answer waits."""
 
     def __init__(self, choices: Sequence[Choice], *, is_streaming: bool = False, model: str = "") -> None:
-        """``model`` is the name that was asked for, as answers tell it."""
+        """``model`` is the name that the caller asked for, which the answer repeats."""
         self.choices = list(choices)
         self.model = model
         self.is_streaming = is_streaming
         self.abandoned: ThermoclineError | None = None
         self._touched: dict[int, None] = {}  # A dictionary, since it keeps its order.
         self.take_news: Callable[[list[Choice]], bool] | None = None
-        """Takes news of choices that go on while somebody waits for :meth:`changed`, which then is not woken; False
-        where it could not send them.
+        """Sends new tokens of these choices while the answer waits in :meth:`changed`, which then is not woken; returns
+        False where it could not send them.
         """
         self._is_offering = False
         self._event = asyncio.Event()
@@ -126,18 +133,19 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
+        """Whether every choice is over."""
         return all(choice.is_over for choice in self.choices)
 
     def first_failure(self) -> ThermoclineError | None:
-        """Why the whole answer cannot be given, if so."""
+        """Return the error for which the whole answer cannot be given, or None."""
         return self.abandoned or next((c.failure for c in self.choices if c.failure is not None), None)
 
     def touch(self, position: int) -> None:
-        """Note news of one choice."""
+        """Note that a choice has new tokens or is over. A stream too far behind is abandoned."""
         if self.is_streaming and self.choices[position].assembly.waiting_tokens > MAX_STREAM_BACKLOG_TOKENS:
             self.abandon(RequestCancelled("the client reads too slowly", code="client_too_slow"))
         self._touched[position] = None
-        # A whole answer is wanted at its end only, so its tokens need not wake anybody.
+        # An answer that is not streamed is read at its end only, so its tokens wake no task.
         if self.take_news is not None:
             if not self._is_offering:  # Once all items of a step are placed, so that choices share a write.
                 self._is_offering = True
@@ -156,13 +164,13 @@ class Generation:
             self._event.set()
 
     def abandon(self, reason: ThermoclineError) -> None:
-        """Stop waiting, because the answer is not read any more or may no longer be given."""
+        """Stop waiting, because the client no longer reads the answer; the first reason stays."""
         if self.abandoned is None:
             self.abandoned = reason
             self._event.set()
 
     async def changed(self, timeout_s: float) -> list[Choice] | None:
-        """Wait for news; the choices that have some, or None after ``timeout_s`` without any."""
+        """Wait for changes; return the choices that have some, or None after ``timeout_s`` without any."""
         if not self._event.is_set():
             try:
                 async with asyncio.timeout(timeout_s):
@@ -184,9 +192,10 @@ class Generation:
 
 
 class Slots:
-    """How many choices are in progress; bounds everything that an HTTP request may hold."""
+    """The number of choices in progress, which bounds everything that HTTP requests hold."""
 
     def __init__(self, limit: int, observe: Callable[[int], None] = lambda used: None) -> None:
+        """Begin with all ``limit`` slots free; ``observe`` gets the number in use after each change."""
         self.limit = limit
         self.used = 0
         self.idle = asyncio.Event()
@@ -194,7 +203,7 @@ class Slots:
         self._observe = observe
 
     def check(self, count: int) -> None:
-        """Raise TooManyConnections when so many are not available."""
+        """Raise TooManyConnections when fewer than ``count`` slots are free."""
         if self.used + count > self.limit:
             raise TooManyConnections(
                 f"{self.used} requests are in progress, of at most {self.limit}; try again shortly",
@@ -202,7 +211,7 @@ class Slots:
             )
 
     def take(self, count: int) -> None:
-        """Take so many. Raises TooManyConnections when they are not available."""
+        """Take ``count`` slots. Raises TooManyConnections when fewer are free."""
         self.check(count)
         self.used += count
         self.idle.clear()
@@ -210,7 +219,7 @@ class Slots:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Hold one slot for a while."""
+        """Hold one slot within the block. Raises TooManyConnections."""
         self.take(1)
         try:
             yield
@@ -218,6 +227,7 @@ class Slots:
             self.give_back(1)
 
     def give_back(self, count: int) -> None:
+        """Return ``count`` slots, and set ``idle`` once none is taken."""
         self.used -= count
         assert self.used >= 0, "a slot was given back twice"
         if not self.used:
@@ -226,12 +236,14 @@ class Slots:
 
 
 class PendingTable:
-    """Choices by request id."""
+    """The choices in progress, by request id."""
 
     def __init__(self) -> None:
+        """Begin with no choices."""
         self._choices: dict[str, Choice] = {}
 
     def __len__(self) -> int:
+        """Return the number of choices in progress."""
         return len(self._choices)
 
     def __iter__(self) -> Iterator[Choice]:
@@ -239,13 +251,16 @@ class PendingTable:
         return iter(list(self._choices.values()))
 
     def get(self, request_id: str) -> Choice | None:
+        """Return the choice of this request id, or None once it was removed."""
         return self._choices.get(request_id)
 
     def add(self, generation: Generation) -> None:
+        """Add all choices of a generation, whose request ids must be new."""
         for choice in generation.choices:
             assert choice.request_id not in self._choices, "request ids are fresh"
             self._choices[choice.request_id] = choice
 
     def remove(self, generation: Generation) -> None:
+        """Remove all choices of a generation; idempotent."""
         for choice in generation.choices:
             self._choices.pop(choice.request_id, None)

@@ -1,4 +1,4 @@
-"""Bring prompts into the cache: each is a request of one token behind all others, a few at a time."""
+"""Prewarming: each prompt is sent as a request of one token and lowest priority, a few at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Warming:
 
 
 async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]) -> list[PrewarmedPrompt]:
-    """Return the outcome of each prompt, in order; one that fails stops no other. All end when the client goes away."""
+    """Return each prompt's outcome, in order.
+
+    A failure stops no other prompt. All are abandoned when the client disconnects.
+    """
     gate = asyncio.Semaphore(AT_ONCE)
     running: dict[str, Generation] = {}
     gone: list[ThermoclineError] = []
@@ -53,12 +56,12 @@ async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]
             try:
                 if gone:
                     raise gone[0]
-                # A tenant of its own, so that it takes no turn of any caller's, and none of its limits but those of
-                # the cache that it fills.
+                # A tenant of its own, so that it takes no caller's turn in the queue and none of its limits, except
+                # the quotas of the cache that it fills.
                 quotas = {name: getattr(prompt.tenant, name) for name in QUOTAS}
                 account = Account(RESERVED, Tenant(salt=prompt.tenant.salt, **quotas), gateway.clock)
-                with Ticket(gateway, account) as ticket:
-                    generation = _generation(gateway, account, prompt)
+                with Ticket(gateway, account, gateway.wall_ns()) as ticket:
+                    generation = _generation(gateway, account, prompt, ticket.received_ns)
                     running[generation.choices[0].request_id] = generation
                     ticket.hold(generation)
                     return await _warm(gateway, index, generation, ticket)
@@ -74,14 +77,14 @@ async def prewarm(gateway: Gateway, receive: Receive, prompts: Sequence[Warming]
     return [task.result() for task in tasks]
 
 
-def _generation(gateway: Gateway, account: Account, prompt: Warming) -> Generation:
+def _generation(gateway: Gateway, account: Account, prompt: Warming, received_ns: int) -> Generation:
     fields = CompletionRequest(
         prompt=list(prompt.tokens),
         max_tokens=1,
         temperature=0.0,
         priority=-MAX_PRIORITY,
         cache_salt=prompt.cache_salt,
-        # Nothing lossy is ever cached, so a deployment whose default is lossy would warm nothing.
+        # Lossy KV is never cached, so a deployment whose default is lossy would warm nothing.
         cache=CacheOptions(fidelity="exact"),
     )
     params = sampling_params(fields, gateway.facts, max_tokens=1, logprobs=None, prompt_logprobs=None)
@@ -91,7 +94,7 @@ def _generation(gateway: Gateway, account: Account, prompt: Warming) -> Generati
         model=prompt.model,
         answer_id=new_id("prewarm"),
         account=account,
-        received_ns=gateway.wall_ns(),
+        received_ns=received_ns,
         seed=0,
         prompts=[(prompt.tokens, params)],
     )

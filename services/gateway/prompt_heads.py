@@ -1,8 +1,8 @@
 """Heads of a prompt: digests of its text from the start to growing depths, by which it is known without a tokenizer.
 
-Gateways and routers compute the same digests from the same body of a request. Depths depend on nothing but themselves,
-so two prompts share exactly the digests of the depths to which their texts agree. They are no cryptographic hashes: two
-texts of one digest cost a worse choice of a cell, and never an answer, for the cell compares tokens.
+Gateways and routers compute the same digests from the same request body. Depths are the same for all prompts, so two
+prompts share exactly the digests of the depths to which their texts agree. They are no cryptographic hashes: two texts
+with one digest cost a worse choice of a cell, and never a wrong answer, since the cell compares tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import xxhash
 from shared.messages.base import pack_int32
 
 FIRST_DEPTH_BYTES = 256
-"""About 64 tokens. Depths lie so far apart up to sixteen of them, and by a sixteenth of the depth from there on."""
+"""About 64 tokens. Up to sixteen times this, depths are so far apart; from there on, a sixteenth of the depth."""
 
 _FORM = b"thermocline-heads-1"
 _ROLE, _TEXT, _CALLS = b"\x1e", b"\x1f", b"\x1d"
@@ -34,27 +34,27 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a router wants to know of a request. ``session`` names a conversation, "" where the body names none."""
+    """The facts of a request that a router needs. ``session`` names a conversation, "" where the body names none."""
 
     head: Head = Head()
     model: str = ""
     session: str = ""
     is_stream: bool = False
-    previous: str = ""  # The kept response that it goes on from: its text is not in the body.
+    previous: str = ""  # The kept response that it continues, whose text is not in the body.
 
 
 class _Message(msgspec.Struct):
     role: Any = None
     content: Any = None
     tool_calls: msgspec.Raw = msgspec.Raw()
-    # Of items of the Responses API that are no messages.
+    # Fields of items of the Responses API that are no messages.
     name: Any = None
     arguments: Any = None
     output: Any = None
 
 
 class _Body(msgspec.Struct):
-    """Of all APIs; nothing is refused here, for the cell's gateway says better what is wrong."""
+    """The body of a request to any of the APIs. Nothing is refused here: the cell's gateway gives better errors."""
 
     model: Any = None
     messages: list[_Message] | None = None
@@ -73,12 +73,12 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def next_depth(depth: int) -> int:
-    """Return the depth behind ``depth``, in bytes."""
+    """Return the next depth after ``depth``, in bytes."""
     return depth + max(FIRST_DEPTH_BYTES, depth // (16 * FIRST_DEPTH_BYTES) * FIRST_DEPTH_BYTES)
 
 
 def asked_of(body: bytes | bytearray) -> Asked:
-    """Return what the body of a prompt asks for; one that cannot be read, or holds a part of it, has no head."""
+    """Return what a request's body asks for; without a head if it cannot be read or holds only a part of the prompt."""
     try:
         read = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,7 +94,7 @@ def asked_of(body: bytes | bytearray) -> Asked:
 
 
 def _parts(body: _Body) -> Iterator[bytes]:
-    """Yield the text in the order in which templates write it, with what keeps different requests apart in front."""
+    """Yield the text in the order in which templates write it, after the fields that keep different requests apart."""
     yield from (_FORM, _ROLE, _text(body.model), _ROLE, _text(body.cache_salt), _ROLE, bytes(body.tools))
     for system in (body.system, body.instructions):
         if system:
@@ -121,7 +121,7 @@ def _message(message: _Message) -> Iterator[bytes]:
 
 
 def _content(content: object) -> Iterator[bytes]:
-    """Yield the texts of content in either form; for blocks without text, a stand-in for one."""
+    """Yield the texts of content in either form; for blocks of tools, their names and contents."""
     if not isinstance(content, list):
         yield _text(content)
         return
@@ -134,7 +134,7 @@ def _content(content: object) -> Iterator[bytes]:
 
 
 def _prompt(prompt: object) -> bytes:
-    """Of several prompts the first, which stands for all."""
+    """Return the prompt's text or packed tokens; of several prompts, the first stands for all."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if isinstance(prompt, list):

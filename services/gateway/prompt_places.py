@@ -1,9 +1,9 @@
 """Which message of a conversation, or which other part of its prompt, a token lies in. Pure.
 
-A template writes the contents of messages in their order, with words of its own around them. So they are looked for one
-after the other in the text of the prompt's own tokens, and nothing need be rendered again. What a template leaves out
-or changes is not found, and what follows it is. Texts are found, not parsed: where a message repeats a template's words
-right in front of it, the border between both may be off by those words.
+A template writes the contents of messages in their order, with text of its own around them. So contents are searched
+one after the other in the text of the prompt's own tokens, and nothing is rendered again. Content that a template
+leaves out or changes is not found; content after it is. Texts are searched, not parsed: where a message repeats the
+template's text right before it, the border between both may be off by that text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from services.gateway.openai_schema.chat import ChatMessage, ChatRequest
 from services.gateway.openai_schema.explanation import Part
 
 _AROUND_TOOLS = 80
-"""Characters that a template writes between the beginning of its list of tools and the first tool's name."""
+"""Assumed characters between the start of a template's list of tools and the first tool's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``message`` counts from 0; words of the template between two messages belong to the second.
+    """A part of a prompt. ``message`` counts from 0; the template's text between two messages belongs to the second.
 
-    ``tools`` are the names of all tools of the request, ``is_first`` says that no message of its role comes before.
+    ``tools`` are the names of all tools of the request; ``is_first`` says that no message of its role comes before.
     """
 
     part: Part
@@ -38,7 +38,7 @@ class Place:
 def place_of(
     request: ChatRequest, tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]
 ) -> Place:
-    """Where token ``position`` of the prompt that was made of ``request`` lies. ``decode`` keeps special tokens."""
+    """Return the place of token ``position`` in the prompt made of ``request``. ``decode`` keeps special tokens."""
     text = decode(tokens)
     start, end = len(_whole(decode(tokens[:position]))), len(_whole(decode(tokens[: position + 1])))
     contents = _contents(request.messages, text)
@@ -58,7 +58,7 @@ def _at(messages: Sequence[ChatMessage], index: int, part: Part, names: tuple[st
 
 
 def _contents(messages: Sequence[ChatMessage], text: str) -> list[tuple[int, int]]:
-    """Beginning and end of each message's content; of what is not found, both where it would be."""
+    """Return start and end of each message's content; one that is not found is empty, where it would be."""
     found, cursor = [], 0
     for message in messages:
         content = _text_of(message)
@@ -81,7 +81,7 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _is_among_tools(request: ChatRequest, text: str, start: int, names: tuple[str, ...]) -> bool:
-    """Whether a place outside of all contents lies where the template lists the tools."""
+    """Return whether a position outside of all contents lies where the template lists the tools."""
     known = "|".join(map(re.escape, names))
     listed = list(re.finditer(rf"""["']?name["']?\s*[:=]\s*["'](?:{known})["']""", text)) if names else []
     if not listed:
@@ -97,5 +97,5 @@ def _name_of(tool: dict[str, object]) -> str:
 
 
 def _whole(text: str) -> str:
-    """Without the end of a character whose other bytes are in the next token."""
+    """Return the text without the end of a character whose other bytes are in the next token."""
     return text.rstrip("\ufffd")

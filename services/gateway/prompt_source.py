@@ -1,4 +1,4 @@
-"""From a prompt in any of its three forms to tokens. For the administration of the cache."""
+"""From a prompt in any of its three forms to tokens, for the administration of the cache."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shared.errors import CallerError, InvalidRequest
 
 
 async def tokenize_source(gateway: Gateway, source: PromptSource, namespace: str, *, path: str = "") -> Sequence[int]:
-    """Token ids, just as the API's own endpoints would make them of the same prompt in this namespace.
+    """Return the token ids that the API's own endpoints would make of the same prompt in this namespace.
 
-    Raises InvalidRequest or ContextTooLong; ``path`` goes before the name of the field at fault.
+    Raises InvalidRequest or ContextTooLong; ``path`` is put before the name of the field at fault.
     """
     try:
         tokens = await _tokenize(gateway, source, namespace)

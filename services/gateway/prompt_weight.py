@@ -1,4 +1,4 @@
-"""How much text a prompt is, before it is tokenised: at once, in a thread, or not at all."""
+"""The amount of text in a prompt, which decides whether it is tokenised at once, in a thread, or refused."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ INLINE_CHARACTERS = 2_000
 """A shorter text is tokenised at once: handing it to a thread would cost more."""
 
 LONG_CHARACTERS = 200_000
-"""A longer text waits for other long ones alone, and nothing shorter waits for it. About 50,000 tokens."""
+"""A longer text waits only for other long ones, and no shorter text waits for it. About 50,000 tokens."""
 
 MANY_MESSAGES = 2_000
-"""As many messages are a long text, whatever is in them."""
+"""More messages count as a long text, whatever they contain."""
 
 MESSAGE_CHARACTERS = 100
-"""What rendering one message, or one part of its content, costs beside its text, in characters."""
+"""Cost of rendering one message, or one part of its content, besides its text, in characters."""
 
 VALUE_CHARACTERS = 50
-"""The same for a value within a tool, a call or an argument of the template."""
+"""Cost of rendering a value within a tool, a call or an argument of the template, in characters."""
 
 
 def weight(request: ChatRequest) -> int:
-    """How many characters are rendered for a conversation, roughly: once more for each breakpoint in it.
+    """Return roughly how many characters are rendered for a conversation: once more for each breakpoint in it.
 
-    Anything but plain content is no small text. Beyond :data:`LONG_CHARACTERS` nothing is counted, and each value
-    counts for something, so that this takes two or three milliseconds at most, whatever a client sent.
+    Anything but plain content counts as more than a small text. Counting ends beyond :data:`LONG_CHARACTERS`, and each
+    value counts for something, so that this takes two or three milliseconds at most, whatever a client sent.
     """
     if len(request.messages) > MANY_MESSAGES:
         return LONG_CHARACTERS + 1
@@ -42,7 +42,7 @@ def weight(request: ChatRequest) -> int:
 
 
 def _pieces(request: ChatRequest) -> Iterator[tuple[int, bool]]:
-    """Characters of each piece of what is rendered, and whether a breakpoint stands behind it."""
+    """Yield the characters of each rendered piece, and whether a breakpoint stands behind it."""
     yield len(request.reasoning_effort or ""), False
     for counted in _values(request.chat_template_kwargs or {}):
         yield counted, False
@@ -71,7 +71,7 @@ def _content(message: ChatMessage) -> Iterator[tuple[int, bool]]:
 
 
 def _values(value: object) -> Iterator[int]:
-    """Characters of each value of JSON, one after another: a list of a million is not looked through at once."""
+    """Yield the characters of each value of JSON, one by one: a list of a million is not scanned at once."""
     left: list[Iterator[object]] = [iter((value,))]
     while left:
         for each in left[-1]:
@@ -87,7 +87,7 @@ def _values(value: object) -> Iterator[int]:
 
 
 def characters(*rendered: object) -> int:
-    """Characters of all texts, names of fields included, in what a template is given."""
+    """Return the characters of all texts, names of fields included, in a template's arguments."""
     total, left = 0, list(rendered)
     while left:
         value = left.pop()

@@ -1,4 +1,4 @@
-"""Values of a query string."""
+"""Parameters of query strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from shared.errors import InvalidRequest
 
 
 def whole_number(http: Request, name: str, default: int, least: int, most: int) -> int:
-    """Return a whole number of the query string. Raises InvalidRequest."""
+    """Return a parameter as an integer from ``least`` to ``most``, ``default`` where left out.
+
+    Raises InvalidRequest.
+    """
     text = http.query_params.get(name)
     if text is None:
         return default

@@ -1,7 +1,7 @@
-"""Rates as token buckets (Turner, 1986). Pure: time is an argument, in seconds that never run backwards.
+"""Rates as token buckets (Turner, 1986). Pure: time is an argument, in monotonic seconds.
 
-A bucket holds one minute's worth, so a tenant that was quiet may send that much at once. What is spent may exceed what
-is there, because an answer's length is known at its end: the debt is waited for before the next request.
+A bucket holds one minute's worth, so a tenant that was quiet may send that much at once. Spending may exceed the
+level, because an answer's length is known at its end: the next request waits until the debt is refilled.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Bucket:
-    """``level`` units were there at ``at_s``; ``per_minute`` flow in, and as many fit."""
+    """A bucket that held ``level`` units at ``at_s``; it refills by ``per_minute``, which is also its capacity."""
 
     per_minute: int
     level: float
     at_s: float
 
     def fill(self, now_s: float) -> None:
-        """Let flow in what has come since."""
+        """Add the units that have flowed in until ``now_s``."""
         passed_s = max(0.0, now_s - self.at_s)
         self.level = min(float(self.per_minute), self.level + passed_s * self.per_minute / MINUTE_S)
         self.at_s = max(self.at_s, now_s)
 
     def wait_s(self, units: int, now_s: float) -> float:
-        """How long until ``units`` may be spent, 0 for now. More than fit are let through by a full bucket."""
+        """Return the seconds until ``units`` may be spent, 0 for now. A full bucket allows more than its capacity."""
         self.fill(now_s)
         lacking = min(units, self.per_minute) - self.level
         return max(0.0, lacking * MINUTE_S / self.per_minute)
 
     def spend(self, units: int, now_s: float) -> None:
-        """Take units out, whether they are there or not."""
+        """Take units out; the level may become negative."""
         self.fill(now_s)
         self.level -= units
 
     def remaining(self, now_s: float) -> int:
-        """Whole units that are there."""
+        """Return the whole units left, at least 0."""
         self.fill(now_s)
         return max(0, int(self.level))
 
     def reset_s(self, now_s: float) -> float:
-        """How long until it is full."""
+        """Return the seconds until the bucket is full."""
         self.fill(now_s)
         return (self.per_minute - self.level) * MINUTE_S / self.per_minute
 
@@ -61,7 +61,7 @@ def resized(bucket: Bucket | None, per_minute: int, now_s: float) -> Bucket | No
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI's headers have it: "20ms", "1.5s", "6m0s"."""
+    """Return seconds in the form of OpenAI's headers: "20ms", "1.5s", "6m0s"."""
     if seconds < 1:
         return f"{-(-seconds * 1000 // 1):.0f}ms" if seconds > 0 else "0s"
     minutes, rest = divmod(-(-seconds * 10 // 1) / 10, 60)

@@ -1,4 +1,4 @@
-"""Choices in progress and of late, as far as they can be explained: bounded in number and in time.
+"""Choices in progress and recent ones, kept to be explained: bounded in number and in time.
 
 A choice that is over leaves its figures here and nothing of its prompt or its answer.
 """
@@ -25,13 +25,13 @@ KEPT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the gateway knows of a choice. Times are wall-clock nanoseconds of this gateway, 0 is not yet."""
+    """The gateway's record of a choice. Times are nanoseconds of its wall clock; 0 is not yet."""
 
     state: State
     finish_reason: str | None
     error_code: str | None
     completion_tokens: int
-    workers: dict[int, str]  # By attempt, those that spoke.
+    workers: dict[int, str]  # By attempt, for attempts that sent tokens.
     received_ns: int
     submitted_ns: int
     delivered_ns: int
@@ -45,7 +45,7 @@ class Figures:
 class RecentRequest:
     """One choice. ``choice`` and the ``conversation`` of its prompt, if it has one, are None once it is over.
 
-    ``admissions`` are asked of the scheduler when somebody asks, and ``places`` of tokens of the prompt looked up then.
+    ``admissions`` are requested from the scheduler only for an explanation, and ``places`` of tokens looked up then.
     """
 
     http_id: str
@@ -70,7 +70,7 @@ class RecentRequest:
         return self.choice is None or self.choice.is_settled
 
     def figures(self, now_s: float) -> Figures:
-        """As they are now, or were at its end. ``now_s`` is of the clock of its choice."""
+        """Return the figures at ``now_s``, on the choice's clock, or those at its end."""
         if self.choice is None:
             assert self.ended is not None, "a choice leaves its figures"
             return self.ended
@@ -79,13 +79,13 @@ class RecentRequest:
 
 @dataclass(slots=True)
 class RecentRequests:
-    """``clock`` gives seconds that never run backwards."""
+    """Recent choices, by id. ``clock`` is monotonic, in seconds."""
 
     clock: Callable[[], float]
     most: int = MOST_REQUESTS
     kept_s: float = KEPT_S
     _requests: OrderedDict[str, RecentRequest] = field(default_factory=OrderedDict)  # By id, oldest first.
-    _ids: dict[str, str] = field(default_factory=dict)  # Of the first choice, by the ids of its answer.
+    _ids: dict[str, str] = field(default_factory=dict)  # Request id of the first choice, by the ids of its answer.
 
     def begin(
         self, generation: Generation, *, http_id: str, endpoint: str, conversation: ChatRequest | None = None
@@ -113,7 +113,7 @@ class RecentRequests:
         self._forget_old()
 
     def end(self, generation: Generation) -> None:
-        """Note the end of an answer's choices."""
+        """Replace an answer's choices by their final figures."""
         now_s = self.clock()
         for choice in generation.choices:
             known = self._requests.get(choice.request_id)
@@ -122,12 +122,15 @@ class RecentRequests:
                 known.conversation = None
 
     def find(self, name: str) -> RecentRequest | None:
-        """By the id of a choice; by that of an HTTP request or an answer, its first choice."""
+        """Return the choice of this id, or the first one of an HTTP request's or answer's id.
+
+        Returns None where it is forgotten.
+        """
         self._forget_old()
         return self._requests.get(self._ids.get(name, name))
 
     def newest_first(self) -> Iterator[RecentRequest]:
-        """All that are kept."""
+        """Return an iterator over all kept choices, newest first."""
         self._forget_old()
         return iter(list(reversed(self._requests.values())))
 
@@ -144,7 +147,7 @@ class RecentRequests:
 
 
 def figures_of(choice: Choice, now_s: float, *, is_ended: bool = False) -> Figures:
-    """Return what is known of a choice. Does not mutate."""
+    """Return the figures of a choice. Does not change the state."""
     assembly = choice.assembly
     submitted_ns = choice.submitted_ns
 

@@ -1,16 +1,16 @@
-"""Tokens from workers to the choices that wait for them, and the search for tokens that got lost.
+"""Tokens from workers to the choices that wait for them, and the search for lost tokens.
 
-Core messages are delivered at most once. A gap shows itself by the next token's index; what is lost at the end
-of an answer does not, so choices that have been quiet for a while, and all choices after the connection was
-lost, are asked for as well.
+Core messages are delivered at most once. A gap shows in the next token's index; a loss at the end of an answer does
+not, so tokens of choices that have been quiet for a while, and of all choices after the connection was lost, are
+requested as well.
 
 Where nothing of an attempt arrived, its worker is unknown, and every worker of the cell is asked. Thousands of requests
 may wait in the cell's queue, which no worker knows: so such searches grow rarer as a wait grows longer
-(``timeouts.needs_search``), and few of them run at a time, each with one question to one worker after the other.
+(``timeouts.needs_search``), and few of them run at a time, each with one call to one worker after the other.
 
-A worker may also end with the only copy of what it said last. Where no worker knows a choice and the scheduler does
-not either, the request is over for the cell and not for its client: it is reclaimed, which begins it again behind the
-tokens that are here.
+A worker may also end with the only copy of the last tokens. Where neither a worker nor the scheduler knows a choice,
+the request is over for the cell and not for its client: it is reclaimed, which restarts it behind the tokens that are
+here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logs.get_logger("gateway.relay")
 
 
 class TokenRelay:
-    """Hears ``tc.tokens.<gateway>``."""
+    """The receiver of ``tc.tokens.<gateway>``."""
 
     def __init__(
         self,
@@ -50,6 +50,11 @@ class TokenRelay:
         clock: Callable[[], float],
         reclaim: Callable[[Choice, float], Awaitable[None]],
     ) -> None:
+        """Place tokens in the choices of ``pending``; the caller subscribes :meth:`on_tokens`.
+
+        ``clock`` is the clock of the choices' times, in seconds. ``reclaim`` gets a choice that the cell no longer
+        knows and the present time, and restarts the choice.
+        """
         self._bus = bus
         self._pending = pending
         self._clock = clock
@@ -59,7 +64,7 @@ class TokenRelay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_tokens(self, delivery: Delivery) -> None:
-        """Place every item of one step."""
+        """Place every item of one step's message."""
         try:
             batch = decode(delivery.data, TokenBatch)
         except CodecError as error:
@@ -76,22 +81,22 @@ class TokenRelay:
             metrics.PLACEMENTS[placement].inc(count)
 
     def probe(self, choices: Iterable[Choice]) -> None:
-        """Ask the workers that spoke of these choices for what may have got lost since."""
+        """Ask the workers that have sent tokens of these choices for tokens that may be lost."""
         for choice in choices:
             if not choice.is_over:
                 self._fetch(choice, [])
 
     def recover(self, choices: Iterable[Choice], worker_ids: Iterable[str]) -> None:
-        """Ask for what these choices may have missed; ``worker_ids`` are tried where the worker is unknown."""
+        """Request tokens that these choices may have missed; ``worker_ids`` are tried where the worker is unknown."""
         everyone = list(worker_ids)
         for choice in choices:
             if not choice.is_over:
                 self._fetch(choice, everyone)
-                # Where that fails, or a question of before the loss is still under way, a search comes soon.
+                # Where that fails, or a call from before the loss is still in progress, a search comes soon.
                 choice.searched_s = choice.progress_s
 
     def search(self, choices: Iterable[Choice], worker_ids: Iterable[str]) -> None:
-        """Ask every worker for these choices, as many of them as may be searched for now; the others stay due."""
+        """Ask every worker for these choices, as many as may be searched at a time; the others stay due."""
         everyone = list(worker_ids)
         for choice in choices:
             if not everyone or self._searches >= PARALLEL_SEARCHES:
@@ -103,6 +108,7 @@ class TokenRelay:
                 self._spawn(self._search(choice, everyone))
 
     async def close(self) -> None:
+        """Cancel the calls and searches in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,7 +138,7 @@ class TokenRelay:
         task.add_done_callback(self._tasks.discard)
 
     async def _fetch_until_joined(self, choice: Choice, worker_ids: list[str]) -> None:
-        """Ask the workers of this choice, newest first, until one brings it forward or all tries are spent."""
+        """Ask the choice's workers, newest first, until one sends new tokens or all tries are used."""
         backoff = Backoff(FETCH_FIRST_S, FETCH_MOST_S)
         try:
             for _ in range(FETCH_TRIES):
@@ -144,15 +150,15 @@ class TokenRelay:
                 has_grown = choice.assembly.next_index > before
                 if is_known and not choice.assembly.has_gap and not has_grown:
                     return
-                if not has_grown:  # An answer may have been cut to fit a message: then ask on at once.
+                if not has_grown:  # A reply may have been cut to fit a message: then ask again at once.
                     await asyncio.sleep(backoff.next_s())
         finally:
             choice.is_fetching = False
 
     async def _search(self, choice: Choice, worker_ids: list[str]) -> None:
-        """Ask every worker once until one brings the choice forward; one that knows it without news is not enough.
+        """Ask every worker once until one sends new tokens; one that knows the choice without new tokens is not enough.
 
-        Where none knows it, the scheduler has to.
+        Where none knows it, ask the scheduler.
         """
         has_grown = is_known = False
         try:
@@ -167,7 +173,7 @@ class TokenRelay:
         finally:
             self._searches -= 1
             choice.is_fetching = False
-        if has_grown:  # The answer may have been cut to fit a message, and its worker is known now.
+        if has_grown:  # The reply may have been cut to fit a message, and its worker is known now.
             self._fetch(choice, [])
 
     async def _reclaim_if_forgotten(self, choice: Choice) -> None:
@@ -178,14 +184,14 @@ class TokenRelay:
         except ThermoclineError as error:
             _log.info("standing_not_known", request_id=choice.request_id, reason=error.message)
             return
-        # What it was told of the end may have arrived while we asked.
+        # The notice of its end may have arrived during the call.
         if not is_known and not self._is_gone(choice):
             _log.warning("reclaimed", request_id=choice.request_id, tokens=choice.assembly.next_index)
             metrics.RECLAIMED.inc()
             await self._reclaim(choice, self._clock())
 
     async def _ask_all(self, choice: Choice, worker_ids: list[str]) -> bool:
-        """Return True when some worker knew the request, and where it goes on."""
+        """Return whether some worker knew the request and its next tokens."""
         for attempt, worker_id in _questions(choice, worker_ids):
             placement = await self._ask(choice, attempt, worker_id)
             if placement not in (None, Placement.GAP, Placement.FENCED):
@@ -193,7 +199,7 @@ class TokenRelay:
         return False
 
     async def _ask(self, choice: Choice, attempt: int, worker_id: str) -> Placement | None:
-        """Return a worker's answer; None where it cannot be reached or does not know the request."""
+        """Return the placement of a worker's reply; None where it cannot be reached or does not know the request."""
         question = GetOutputs(request_id=choice.request_id, attempt=attempt, index=choice.assembly.next_index)
         try:
             data = await self._bus.call(
@@ -213,7 +219,7 @@ class TokenRelay:
 
 
 def _questions(choice: Choice, worker_ids: list[str]) -> list[tuple[int, str]]:
-    """Return attempts and the workers to ask for them: those with output, the newest first, and then others."""
+    """Return (attempt, worker) in the order of asking: workers that sent output, newest first, and then others."""
     attempts: dict[str, int] = {}
     for attempt, worker_id in reversed(choice.workers.items()):
         attempts.setdefault(worker_id, attempt)

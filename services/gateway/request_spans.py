@@ -1,4 +1,4 @@
-"""The gateway's part of traces: the span of an HTTP request, and below it those of what the gateway itself does."""
+"""The gateway's part of traces: the span of an HTTP request, and below it those of the gateway's own work."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ TRACED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/
 
 
 class TracedApp:
-    """Wraps the application where requests are traced, and gives those that are a span."""
+    """ASGI middleware that begins a span for each traced request, and binds its trace id to the log."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer, share: float) -> None:
+        """Wrap ``app``; ``share``, from 0 to 1, of requests without a ``traceparent`` are traced."""
         self._app = app
         self._tracer = tracer
         self._share = share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on within its span, if it is traced; the span ends with the status, 499 without an answer."""
         span = None
         if scope["type"] == "http":
-            # What is bound outlives a request where its successor on the same connection runs in the same context.
+            # A binding outlives a request where the next one on the same connection runs in the same context.
             logs.unbind("trace_id")
             span = begin_http(self._tracer, self._share, scope["method"], scope["path"], Headers(scope=scope))
         if span is None:
@@ -52,15 +54,15 @@ class TracedApp:
 
 
 def trace_of(http: Request) -> str:
-    """``traceparent`` of this request's span, "" where it is not traced."""
+    """Return the ``traceparent`` of this request's span, "" where it is not traced."""
     trace: str = http.scope.get("state", {}).get("trace", "")
     return trace
 
 
 def begin_http(tracer: Tracer, share: float, method: str, path: str, headers: Mapping[str, str]) -> OpenSpan | None:
-    """Return the span of an HTTP request that begins, or None where it is not traced.
+    """Begin the span of an HTTP request, or return None where it is not traced.
 
-    A caller that traces decides for its own request; otherwise ``share`` of them are.
+    A caller's ``traceparent`` decides for its own request; otherwise ``share`` of requests are traced.
     """
     if method != "POST" or path not in TRACED_PATHS:
         return None
@@ -73,7 +75,7 @@ def begin_http(tracer: Tracer, share: float, method: str, path: str, headers: Ma
 
 
 def record_generation(tracer: Tracer, generation: Generation) -> None:
-    """Record what the gateway did for each choice of an answer that is over."""
+    """Record the gateway's spans of each choice of an answer that is over."""
     for choice in generation.choices:
         if choice.request.trace and choice.submitted_ns:
             _record_choice(tracer, choice)

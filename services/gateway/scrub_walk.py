@@ -1,6 +1,6 @@
-"""Going through the disks of all storages, one bounded call at a time.
+"""Scrubbing the disks of all storages, one bounded call at a time.
 
-A cursor names the storage and the chunk at which the next call goes on: ``storage-0:…``.
+A cursor names the storage and the chunk at which the next call continues: ``storage-0:…``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from shared.errors import InvalidRequest, NotFound
 
 
 async def scrub_next(calls: CacheCalls, request: VerifyRequest) -> VerifyReport:
-    """Check the next chunks. Raises NotFound for a storage that the cell has not, InvalidRequest for a bad cursor."""
+    """Check the next chunks.
+
+    Raises NotFound for a storage that the cell does not have, InvalidRequest for a bad cursor.
+    """
     storages = sorted((await calls.status()).storages)
     if request.storage is not None:
         if request.storage not in storages:
@@ -21,7 +24,7 @@ async def scrub_next(calls: CacheCalls, request: VerifyRequest) -> VerifyReport:
         return VerifyReport(storage=None, checked=0, nbytes=0, bad=[], next_cursor=None)
     storage, _, after = request.cursor.partition(":") if request.cursor else (storages[0], "", "")
     if storage not in storages:
-        raise InvalidRequest("the cursor belongs to no storage that is asked for", param="cursor")
+        raise InvalidRequest("the cursor belongs to no requested storage", param="cursor")
     found = await calls.scrub(storage, after=after, max_chunks=request.max_chunks)
     behind = storages[storages.index(storage) + 1 :]
     following = f"{storage}:{found.next_after}" if found.next_after else f"{behind[0]}:" if behind else None

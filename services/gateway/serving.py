@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from services.gateway.accounts import Account
 from services.gateway.admin_key import holds_admin_key
 from services.gateway.admission import cache_hints, check_priority, derive_seed
 from services.gateway.cache_hints import returns_in_ms, session_lease, with_leases
+from services.gateway.callers import caller_of
 from services.gateway.disconnect import DisconnectWatch
 from services.gateway.event_stream import EventStream, StreamTimes
 from services.gateway.gateway import Gateway, ServedModel
@@ -27,6 +29,8 @@ from shared.errors import RequestCancelled
 from shared.ids import key_digest
 from shared.messages.base import pack_int32
 from shared.messages.requests import Lease, SamplingParams, SubmitRequest
+
+R = TypeVar("R")
 
 
 def make_generation(
@@ -43,12 +47,11 @@ def make_generation(
     new_reply: Callable[[str], Reply] | None = None,
     leases: tuple[Lease, ...] = (),
 ) -> Generation:
-    """One choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first.
+    """Return one choice per prompt and ``n``, in OpenAI's order: all choices of the first prompt come first.
 
     ``new_reply`` makes each choice's reader from its request id (:mod:`services.gateway.replies.asking`), and
-    ``leases`` are what breakpoints in the only prompt ask for.
-
-    Raises InvalidRequest for a fidelity that this deployment or an adapter does not allow.
+    ``leases`` are those of breakpoints in the only prompt. Raises InvalidRequest for a fidelity that this deployment or
+    an adapter does not allow, and for a priority above the tenant's.
     """
     count = fields.n or 1
     tenant = account.tenant
@@ -67,7 +70,7 @@ def make_generation(
         hints = cache_hints(fields, params, importance)
         asked = (*leases, *session_lease(fields, len(tokens), prompt))
         for number in range(count):
-            kept = asked if not number else ()  # A prompt is kept once, however many answers it has.
+            kept = asked if not number else ()  # A prompt is leased once, however many answers it has.
             position = prompt * count + number
             request = SubmitRequest(
                 request_id=f"{answer_id}-{position}",
@@ -94,10 +97,10 @@ def make_generation(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that is ready to be submitted, how its answer is written, and what it holds meanwhile.
+    """A request that is ready to be submitted, the view that writes its answer, and the ticket that it holds meanwhile.
 
-    ``before_closing`` is awaited between the last token and the end of the answer. ``conversation`` is what the prompt
-    was rendered from, where it was.
+    ``before_closing`` is awaited between the last token and the end of the answer. ``conversation`` is the chat that
+    the prompt was rendered from, if it was.
     """
 
     ticket: Ticket
@@ -107,13 +110,22 @@ class Asked:
     conversation: ChatRequest | None = None
 
 
-async def answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
-    """Submit, wait and respond. On return the ticket is closed, or the response owns it.
+async def serve(
+    gateway: Gateway, http: Request, schema: type[R], ask: Callable[[Gateway, Request, R, Ticket], Awaitable[Asked]]
+) -> Response:
+    """Read a request of this schema, have ``ask`` prepare it, submit, wait and respond.
 
-    A stream starts with its first token (or a while later without one), so that what fails before it is an HTTP
-    error with a status of its own.
+    On return the ticket is closed, or the response owns it. A stream starts with its first token (or a while later
+    without one), so that a failure before it is an HTTP error with a status of its own.
     """
-    with asked.ticket:
+    gateway.check_open()
+    async with gateway.bodies.read(http) as body:
+        received_ns = gateway.wall_ns()
+        request = await gateway.bodies.decode(body, schema)
+        with Ticket(gateway, caller_of(http), received_ns) as ticket:
+            ticket.read(body)
+            asked = await ask(gateway, http, request, ticket)
+    with ticket:
         return await _answer(gateway, http, asked)
 
 
@@ -145,7 +157,7 @@ async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
 
 
 def _begin(gateway: Gateway, http: Request, asked: Asked) -> None:
-    """Note when the choices are submitted, so that they can be explained."""
+    """Note the time of submission of the choices, so that they can be explained."""
     generation = asked.generation
     for choice in generation.choices:
         choice.started_s, choice.submitted_ns = gateway.clock(), gateway.wall_ns()
@@ -154,7 +166,7 @@ def _begin(gateway: Gateway, http: Request, asked: Asked) -> None:
 
 
 async def _explain(gateway: Gateway, http: Request, generation: Generation, view: AnswerView) -> None:
-    """Give the view an explanation of the first choice. With the admin key it tells what it tells operators."""
+    """Give the view an explanation of the first choice; with the admin key, the operators' form."""
     is_admin = holds_admin_key(http.headers, gateway.config.admin_key)
     view.explanation = await gateway.explainer.explain_first(generation, is_admin=is_admin)
 

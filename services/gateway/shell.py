@@ -1,4 +1,4 @@
-"""The gateway's loop: tokens and notices in, heartbeats out, waits bounded, and a graceful end."""
+"""The gateway's background work: tokens and notices in, heartbeats out, bounded waits, and a graceful end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ _log = logs.get_logger("gateway")
 
 
 class GatewayShell:
-    """Everything of one gateway that runs beside its routes."""
+    """The background work of one gateway, beside its routes."""
 
     def __init__(self, gateway: Gateway, incarnation: str) -> None:
+        """Prepare the work, which :meth:`running` and :meth:`serve` begin.
+
+        ``incarnation`` is announced in heartbeats.
+        """
         config = gateway.config
         self._gateway = gateway
         self._incarnation = incarnation
@@ -46,7 +50,7 @@ class GatewayShell:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Subscribe and run the background work; yields the task that ends if any of it fails."""
+        """Subscribe and run the background work; yield the task that ends if any of it fails."""
         bus, gateway_id = self._gateway.bus, self._gateway.gateway_id
         subscriptions = [
             await bus.hear(subjects.tokens(gateway_id), self._relay.on_tokens),
@@ -66,7 +70,7 @@ class GatewayShell:
                 await subscription.close()
 
     async def serve(self, server: HttpServer, sock: socket.socket, life: Lifecycle) -> None:
-        """Answer until ``life`` stops; then let running answers finish within their grace."""
+        """Answer until ``life`` stops; then let running answers finish within ``grace_ms``."""
         async with self.running() as work:
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             host, port = sock.getsockname()[:2]
@@ -103,7 +107,7 @@ class GatewayShell:
             _log.error("status_unreadable", reason=error.message)
 
     async def _sweep(self) -> None:
-        """Bound every wait, and ask for tokens that may have been lost."""
+        """End choices that waited too long, and request tokens that may have been lost."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._gateway.clock()
@@ -121,7 +125,7 @@ class GatewayShell:
             self._relay.probe(quiet)
 
     async def _recover_after_loss(self) -> None:
-        """After a reconnect, or when messages were dropped: ask for everything. Now and then: for notices."""
+        """Request tokens and notices after a reconnect or dropped messages; every NOTICE_CHECK_S, notices."""
         while True:
             try:
                 async with asyncio.timeout(NOTICE_CHECK_S):
@@ -131,7 +135,7 @@ class GatewayShell:
                     await self._notices.catch_up()
                 continue
             self._recover.clear()
-            # Workers answer at once; a broker that elects a leader lets no client read its streams for seconds.
+            # Workers reply at once; while a broker elects a leader, its streams cannot be read for seconds.
             self._relay.recover(self._gateway.dispatcher.pending, self._gateway.cell.worker_ids())
             await self._notices.catch_up()
 

@@ -21,23 +21,23 @@ HEADERS = (
 
 
 def event(data: bytes) -> bytes:
-    """One event. ``data`` is JSON as msgspec writes it: no raw line breaks, so one data line is enough."""
+    """Return one event. ``data`` is JSON as msgspec writes it: no raw line breaks, so one data line is enough."""
     return b"data: " + data + b"\n\n"
 
 
 def error_event(error: ThermoclineError) -> bytes:
-    """Return an error in the middle of a stream, in OpenAI's shape."""
+    """Return an error for the middle of a stream, in OpenAI's shape."""
     return event(error_body(error))
 
 
 def named_event(name: str, data: bytes) -> bytes:
-    """One event with a name, as APIs write them whose clients choose by it."""
+    """Return one event with a name, for APIs whose clients dispatch on it."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How an API's chunks become a stream: ``event`` frames one, ``end`` follows the last."""
+    """The form of an API's stream: ``event`` frames one chunk, ``keepalive`` fills pauses, ``end`` follows the last."""
 
     event: Callable[[bytes], bytes]
     keepalive: bytes
@@ -45,7 +45,7 @@ class Framing:
 
 
 DATA_ONLY = Framing(event=event, keepalive=KEEPALIVE, end=DONE)
-"""OpenAI's completions and chats: events have no name, and the last says that it is."""
+"""OpenAI's completions and chats: events have no name, and ``[DONE]`` marks the end."""
 
 NAMED = Framing(event=bytes, keepalive=KEEPALIVE, end=b"")
 """Chunks are whole events with names already, and the API's own last event ends the stream."""

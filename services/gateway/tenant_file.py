@@ -1,4 +1,4 @@
-"""The file of tenants on disk: read whole or not at all, and replaced whole."""
+"""The file of tenants on disk: read whole or not at all, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.secret_file import BY_OTHERS, WRITTEN_BY_GROUP, Version, read_secret
 MAX_FILE_BYTES = 16 * 2**20
 MODE = 0o600
 
-# Who can write it can let anybody in. A group may read it, since secrets that Kubernetes mounts belong to one.
+# A user who can write it can admit any caller. A group may read it: secrets that Kubernetes mounts belong to one.
 _FORBIDDEN = WRITTEN_BY_GROUP | BY_OTHERS
 
 
@@ -32,7 +32,10 @@ def read_tenants(path: Path) -> tuple[Version, dict[str, Tenant]]:
 def read_distinct_tenants(
     path: Path, *, admin_hash: str, own_hashes: Container[str]
 ) -> tuple[Version, dict[str, Tenant]]:
-    """Return the same, where no tenant may have the admin key or one of --api-keys. Raises ConfigError."""
+    """Return the file's version and tenants.
+
+    Raises ConfigError also for a tenant with the admin key or one of --api-keys.
+    """
     version, tenants = read_tenants(path)
     for name, tenant in tenants.items():
         if admin_hash in tenant.keys:
@@ -43,7 +46,10 @@ def read_distinct_tenants(
 
 
 def write_tenants(path: Path, tenants: Tenants) -> None:
-    """Replace the file in one step, readable by its owner alone (or as it was). Raises OSError."""
+    """Replace the file in one step.
+
+    Its mode is 0600, or its present mode without access that :func:`read_tenants` refuses. Raises OSError.
+    """
     mode = stat.S_IMODE(path.stat().st_mode) & ~_FORBIDDEN if path.exists() else MODE
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -60,7 +66,7 @@ def write_tenants(path: Path, tenants: Tenants) -> None:
 
 @contextlib.contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """Let one process at a time change the file, so that neither loses the other's change. Raises OSError."""
+    """Hold a lock for changing the file, so that no process loses another's change. Raises OSError."""
     # The directory is locked, since the file itself is replaced.
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,5 +1,7 @@
-"""Metrics by tenant. Only tenants of the file have series of their own, and all others are ``other``: no caller can
-make series, and a tenant that leaves the file takes its own along.
+"""Metrics by tenant.
+
+Only tenants of the file have series of their own, and all others are ``other``: no caller can create series, and those
+of a tenant that leaves the file are removed.
 """
 
 from __future__ import annotations
@@ -21,18 +23,20 @@ from shared.metrics import MetricFacts, counter, declare
 REQUESTS = declare(
     "gauge",
     "tenant_requests",
-    "Requests of a tenant in the whole cell, as the scheduler said last; the same at every gateway",
+    "Requests of a tenant in the whole cell, by the scheduler's last status; the same at every gateway",
     ("tenant", "state"),
 )
 CACHED_BYTES = declare(
     "gauge",
     "tenant_cached_bytes",
-    "Cached bytes of a tenant in all pools of a tier, as the scheduler said last; the same at every gateway, and of "
-    "tenants with one salt each has all that they share",
+    "Cached bytes of a tenant in all pools of a tier, by the scheduler's last status; the same at every gateway, and "
+    "for all tenants that share a salt",
     ("tenant", "tier"),
 )
 PROMPT_TOKENS = counter("tenant_prompt_tokens", "Prompt tokens of a tenant's choices that got an answer", ("tenant",))
-PROMPT_TOKENS_CACHED = counter("tenant_prompt_tokens_cached", "Those of them that were found in a cache", ("tenant",))
+PROMPT_TOKENS_CACHED = counter(
+    "tenant_prompt_tokens_cached", "Prompt tokens of those choices that were found in a cache", ("tenant",)
+)
 GENERATION_TOKENS = counter("tenant_generation_tokens", "Output tokens of a tenant", ("tenant",))
 REJECTED = counter(
     "tenant_requests_rejected",
@@ -48,7 +52,7 @@ _COUNTED = (PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS)
 
 
 def begin(tenant: str) -> None:
-    """Begin the series of a tenant in the file: what never happened is 0."""
+    """Create the series of a tenant in the file, at 0."""
     for counted in _COUNTED:
         counted.labels(tenant)
     for reason in REASONS:
@@ -64,7 +68,7 @@ def forget(tenant: str) -> None:
 
 
 def turned_away(tenant: str, reason: str) -> None:
-    """Count a request that was answered with 429."""
+    """Count a request that was answered with 429, by the limit that refused it."""
     REJECTED.labels(tenant, reason).inc()
 
 
@@ -82,16 +86,18 @@ def observe_end(tenant: str, generation: Generation) -> None:
 
 
 class TenantCollector(Collector):
-    """Asks what the cell has of each tenant at the time of a scrape, from whichever thread that is in."""
+    """A collector that reads the cell's figures of each tenant at each scrape, in the scraping thread."""
 
     def __init__(self, tenants: Callable[[], Sequence[CellTenant]]) -> None:
+        """Read the figures from ``tenants``, which must be safe to call from any thread."""
         self._tenants = tenants
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the families without samples, by which the registry knows their names."""
+        """Yield the families without samples, from which the registry learns their names."""
         return (_family(facts) for facts in (REQUESTS, CACHED_BYTES))
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the requests and cached bytes of each tenant, by the scheduler's last status."""
         requests, cached = _family(REQUESTS), _family(CACHED_BYTES)
         for tenant in self._tenants():
             for state, number in (("running", tenant.running), ("waiting", tenant.waiting)):
@@ -106,4 +112,4 @@ def _family(facts: MetricFacts) -> GaugeMetricFamily:
     return GaugeMetricFamily(facts.name, facts.documentation, labels=facts.labels)
 
 
-begin(OTHER)  # All callers are, where there is no file.
+begin(OTHER)  # All callers, where there is no file.

@@ -1,17 +1,17 @@
-"""Tenants as they are written in a TOML file: checked, all faults at once, no secret ever shown.
+"""Tenants in a TOML file: parsed and checked; errors list all faults and never show a secret.
 
 ::
 
     [tenants.acme]
-    salt = "4f…"                       # keeps its KV apart; tenants that are to share have the same
-    keys = ["sha256:9b…"]              # digests, see ``keys.key_hash``; none lets no caller in
-    requests_per_minute = 600          # limits; 0 or left out is none
+    salt = "4f…"                       # keeps its KV apart; tenants with one salt share KV
+    keys = ["sha256:9b…"]              # digests, see ``keys.key_hash``; none admits no caller
+    requests_per_minute = 600          # limits; 0 or left out is no limit
     tokens_per_minute = 200_000
     max_concurrent = 32
     max_queued = 64
-    max_priority = 10                  # the highest priority that its requests may ask for, 0 where left out
-    max_leased_tokens = 262_144        # what its leases may keep in the cell, 0 where left out
-    device_bytes = 8_589_934_592       # of its KV, on each device,
+    max_priority = 10                  # highest priority of its requests, 0 where left out
+    max_leased_tokens = 262_144        # tokens that its leases may keep in the cell, 0 where left out
+    device_bytes = 8_589_934_592       # quotas of its KV: on each device,
     host_bytes = 34_359_738_368        # in each node's host memory,
     disk_bytes = 214_748_364_800       # on each node's disk
     remote_bytes = 1_099_511_627_776   # and in the object store
@@ -41,9 +41,9 @@ MAX_KEYS = 64
 MIN_SALT_CHARACTERS = 16
 MAX_BYTES = 2**60
 RESERVED = "operator"
-"""Under this name the administration's own requests run."""
+"""Tenant of the administration's own requests."""
 OTHER = "other"
-"""In metrics, all callers that are no tenants of the file."""
+"""Label in metrics of all callers that are no tenants of the file."""
 
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _OF_AN_API_KEY = re.compile(r"^[0-9a-f]{16}$")
@@ -54,10 +54,12 @@ Salt = Annotated[str, Meta(pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+$", min_length=MI
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One table of the file. Limits hold at each gateway for itself, but ``max_queued`` and
-    ``max_leased_tokens`` in the whole cell.
+    """One table of the file.
 
-    Bytes are of cached KV, in each pool for itself; tenants of one salt have one cache and the same bytes.
+    Limits hold at each gateway by itself, except ``max_queued`` and ``max_leased_tokens``, which hold in the whole
+    cell.
+
+    Bytes are of cached KV, in each pool by itself; tenants with one salt have one cache and must have the same bytes.
     """
 
     salt: Salt
@@ -66,15 +68,15 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: Limit = 0  # Prompts at their submission, answers at their end.
     max_concurrent: Limit = 0  # Choices in progress.
     max_queued: Limit = 0  # Choices that wait in the cell's queue.
-    max_priority: Annotated[int, Meta(ge=0, le=MAX_PRIORITY)] = 0  # The highest that its requests may ask for.
-    max_leased_tokens: Limit = 0  # That its leases keep in the cell; 0 is none.
+    max_priority: Annotated[int, Meta(ge=0, le=MAX_PRIORITY)] = 0  # Highest priority of its requests.
+    max_leased_tokens: Limit = 0  # Tokens that its leases keep in the cell; 0 is none.
     device_bytes: Bytes = 0
     host_bytes: Bytes = 0
     disk_bytes: Bytes = 0
     remote_bytes: Bytes = 0
 
     def quota(self) -> CacheQuota | None:
-        """Return the quota that the cell gets with each request, bounds or none: it counts the tenant's bytes.
+        """Return the quota that the cell gets with each request, bounded or not: it counts the tenant's bytes.
 
         None where the KV has no owner.
         """
@@ -104,11 +106,11 @@ LIMITS = (
 
 
 def name_fault(name: str) -> str:
-    """Why a tenant may not have this name, or ""."""
+    """Return why a tenant may not have this name, or ""."""
     if not _NAME.match(name):
         return "a name has 1 to 64 letters, digits, - or _"
     if name == RESERVED:
-        return f"the name {RESERVED} is taken by the administration"
+        return f"the name {RESERVED} is reserved for the administration"
     if name == OTHER:
         return f"the name {OTHER} stands for all other callers"
     if _OF_AN_API_KEY.match(name):
@@ -117,19 +119,19 @@ def name_fault(name: str) -> str:
 
 
 def parse_tenants(text: str, source: str) -> dict[str, Tenant]:
-    """Parse the tenants in ``text`` by name, in its order. ``source`` is where it is from, for ConfigError.
+    """Parse the tenants in ``text``, by name and in its order. ``source`` names the text in the ConfigError.
 
     Faults name tenants and fields, and never quote a value: it may be a salt, or a key where its digest should be.
     """
     try:
         table = tomllib.loads(text)
     except UNPARSABLE as error:
-        # Only where, not what: the parser's message may quote the line, and so would a chained cause.
+        # Only the line's number: the parser's message may quote the line, and so would a chained cause.
         place = re.search(r"line (\d+)", str(error))
         raise ConfigError(f"{source} is not TOML{f' (line {place[1]})' if place else ''}") from None
     faults = []
     if set(table) - {"tenants"}:
-        faults.append(f"{source}: known is [tenants.NAME] alone")
+        faults.append(f"{source}: only [tenants.NAME] is known")
     entries = table.get("tenants", {})
     if not isinstance(entries, dict) or len(entries) > MAX_TENANTS:
         raise ConfigError("; ".join([*faults, f"{source}: tenants must be at most {MAX_TENANTS} tables"]))
@@ -156,7 +158,7 @@ def parse_tenants(text: str, source: str) -> dict[str, Tenant]:
 
 
 def _quota_faults(tenants: Tenants) -> list[str]:
-    """Tenants that share a cache and say different things of what it may take."""
+    """Return a fault for each tenant that shares a cache and has other quotas for it."""
     first: dict[str, str] = {}
     faults = []
     for name, tenant in tenants.items():

@@ -1,4 +1,4 @@
-"""What one HTTP request holds while it is answered, given back exactly once."""
+"""The resources that one HTTP request holds while it is answered, released exactly once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from shared.errors import InvalidRequest, RequestCancelled, TooManyConnections
 
 
 class Ticket:
-    """Slots, and later a generation with its watch. Taken once the body is there: who sends it slowly holds none."""
+    """Slots, and later a generation with its watch. Created after the body was read: slow senders hold no slot."""
 
-    def __init__(self, gateway: Gateway, account: Account) -> None:
-        """Take one slot. Raises TooManyConnections, RateLimited, or Unavailable while the gateway is closed."""
+    def __init__(self, gateway: Gateway, account: Account, received_ns: int) -> None:
+        """Take one slot for a request that was read at ``received_ns`` of the wall clock.
+
+        Raises TooManyConnections, RateLimited, or Unavailable while the gateway is closed.
+        """
         gateway.check_open()
+        self.received_ns = received_ns
+        self.body_bytes = 0
         self._gateway = gateway
         self._account = account
         self._slots = 0
@@ -27,10 +32,11 @@ class Ticket:
         self._generation: Generation | None = None
         self._watch: DisconnectWatch | None = None
         self._head: Head | None = None
-        self.turn: Turn | None = None  # Of a conversation: where its answer stands.
+        self.turn: Turn | None = None  # For a conversation: where its answer stands.
         self._is_closed = False
 
     def __enter__(self) -> Ticket:
+        """Return this ticket; it took its slot when it was made."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -39,7 +45,7 @@ class Ticket:
             self.close()
 
     def extend(self, choices: int) -> None:
-        """Hold ``choices`` slots in all. Raises TooManyConnections, RateLimited, InvalidRequest."""
+        """Hold ``choices`` slots in total. Raises TooManyConnections, RateLimited, InvalidRequest."""
         limit = self._account.tenant.max_concurrent
         if limit and choices > limit:
             raise InvalidRequest(
@@ -48,23 +54,24 @@ class Ticket:
         self._take(choices - self._slots)
 
     def hold(self, generation: Generation, watch: DisconnectWatch | None = None) -> None:
-        """Own a generation, and what watches its client, until closed."""
+        """Own a generation, and the watch on its client, until closed."""
         self._generation, self._watch = generation, watch
         if self._gateway.reports is not None:
             self._gateway.reports.sent(generation)
 
     def read(self, body: Body) -> None:
-        """Look at a body for what routers are told of it, where they are."""
+        """Note the body's size, and compute the prompt's head from it if this gateway reports heads to routers."""
+        self.body_bytes = len(body)
         if self._gateway.reports is not None:
             self._head = self._gateway.reports.head_of(body)
 
     def spend_prompts(self, generation: Generation) -> None:
-        """Let the tenant pay for its prompts, each once however many choices it has. Raises RateLimited."""
+        """Spend the tenant's tokens for its prompts, each once however many choices it has. Raises RateLimited."""
         prompts = {choice.prompt: choice.request.prompt_tokens for choice in generation.choices}
         self._account.spend_prompt(sum(prompts.values()))
 
     def close(self) -> None:
-        """Cancel what still runs and give everything back; idempotent."""
+        """Cancel choices that still run, count the generation, and release everything; idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""When waiting for a choice has gone on for too long. Pure."""
+"""When a choice has waited for too long. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from services.gateway.pending import Choice
 from shared.errors import DeadlineExceeded
 
 DEADLINE_SLACK_S = 2.0
-"""The scheduler and the worker end a request at its deadline; here it only catches what they missed."""
+"""The scheduler and the worker end a request at its deadline; the gateway, so much later, only those they missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """Longest waits, seconds."""
+    """Longest waits, in seconds."""
 
     request_s: float
     first_token_s: float
@@ -22,7 +22,7 @@ class WaitLimits:
 
 
 def overdue(choice: Choice, now_s: float, limits: WaitLimits) -> DeadlineExceeded | None:
-    """Return the error with which this choice must end now, if so. Does not mutate."""
+    """Return the error with which this choice must end now, or None. Does not change the state."""
     age_s = now_s - choice.started_s
     deadline_ms = choice.request.deadline_ms
     if deadline_ms and age_s > deadline_ms / 1000 + DEADLINE_SLACK_S:
@@ -37,17 +37,17 @@ def overdue(choice: Choice, now_s: float, limits: WaitLimits) -> DeadlineExceede
 
 
 def needs_probe(choice: Choice, now_s: float, limits: WaitLimits) -> bool:
-    """Whether to ask its workers: one spoke to us, has been quiet for long, and was not asked lately."""
+    """Return whether to ask its workers: one sent tokens, has been quiet for ``probe_s``, and was not asked since."""
     quiet_s = now_s - max(choice.progress_s, choice.probed_s)
     return bool(choice.workers) and not choice.is_over and quiet_s > limits.probe_s
 
 
 def needs_search(choice: Choice, now_s: float, limits: WaitLimits) -> bool:
-    """Whether to ask all workers: no token has come for ``probe_s``, or for twice as long as at the last search.
+    """Return whether to ask all workers: no token has come for ``probe_s``, or for twice as long as at the last search.
 
-    Everything that an attempt said may be lost, and then nothing tells which worker runs it. Most requests that wait
-    are in the queue, though, and no worker knows them. So each is searched for less and less often: about seven times
-    in ten minutes, and an answer that is there is found about when its wait has doubled.
+    All items of an attempt may be lost, and then nothing shows which worker runs it. Most requests that wait are in the
+    queue, though, and no worker knows them. So each is searched for less and less often: about seven times in ten
+    minutes, and an existing answer is found about when its wait has doubled.
     """
     waited_s = choice.searched_s - choice.progress_s
     quiet_s = now_s - max(choice.progress_s, choice.searched_s)

@@ -1,7 +1,7 @@
-"""The gateway's certificate: read at the start, and again whenever its files are others.
+"""The gateway's certificate: read at the start, and again whenever its files change.
 
-Connections that are open keep the certificate that they began with; it counts for handshakes from then on. Files that
-do not fit together are not used: while a certificate has been replaced and its key has not, the old pair serves.
+Open connections keep the certificate of their handshake; a new one is used for later handshakes. Files that do not fit
+together are not used: while a certificate has been replaced and its key has not, the old pair serves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logs.get_logger("gateway.tls")
 
 
 class ServerTls:
-    """``context`` is the server's, and stays the same object. ``fault`` is why files that changed are not used."""
+    """The server's TLS context, which stays the same object. ``fault`` says why changed files are not used."""
 
     def __init__(self, certificate: Path, key: Path, minimum: TlsVersion) -> None:
         """Load the files. Raises ConfigError for files that cannot be read or do not fit together."""
@@ -45,17 +45,17 @@ class ServerTls:
             raise ConfigError(f"--tls-cert {certificate} and --tls-key {key}: {error}") from error
 
     async def watch(self) -> None:
-        """Look at the files for ever."""
+        """Check the files every LOOK_EVERY_S, for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.refresh()
 
     def refresh(self) -> None:
-        """Use the files if they have changed and can be used; otherwise the log says why not, once for each change."""
+        """Load the files if they have changed; if they cannot be used, log why, once for each change."""
         try:
             stamp = self._stamp_now()
         except OSError:
-            stamp = ()  # One of them is being replaced, or gone.
+            stamp = ()  # One of them is missing, perhaps while it is replaced.
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -75,6 +75,6 @@ class ServerTls:
         context.load_cert_chain(self._certificate, self._key, password="")
 
     def _stamp_now(self) -> _Stamp:
-        """Return what changes when one of the files is replaced or written to."""
+        """Return inode, modification time and size of both files, by which a change shows."""
         stats = [os.stat(path) for path in (self._certificate, self._key)]
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the printable character that stands for each byte in byte-level BPE vocabularies."""
+    """Return the byte for which each printable character stands in byte-level BPE vocabularies."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -25,7 +25,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 class TokenTexts:
-    """Looks tokens up through two functions of the tokenizer, and remembers what it found."""
+    """A cached lookup of tokens' texts and bytes, through two functions of the tokenizer."""
 
     def __init__(
         self, *, decode: Callable[[int], str], piece: Callable[[int], str | None], byte_level: bool, special: set[int]

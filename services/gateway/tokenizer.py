@@ -1,9 +1,9 @@
 """The model's tokenizer and chat template. Long texts are tokenised in threads, so that streams never wait.
 
-Templates are rendered by transformers in a sandboxed Jinja environment; they are the model's own, never the
-caller's. Encoding goes to the Rust tokenizer directly, which may be used by many threads at once as long as
-its truncation and padding are not changed. Its ``encode`` keeps the interpreter's lock, so that a thread would be of no
-use: 0.8 s for 1 MiB. ``encode_batch_fast`` lets go of it and, because it notes no offsets, takes half the time.
+Templates are rendered by transformers in a sandboxed Jinja environment; they are the model's own, never the caller's.
+Encoding calls the Rust tokenizer directly, which many threads may use at once as long as its truncation and padding
+are not changed. Its ``encode`` holds the interpreter's lock, so that a thread would not help: 0.8 s for 1 MiB.
+``encode_batch_fast`` releases it and, because it records no offsets, takes half the time.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from shared.errors import ContextTooLong, InvalidRequest, OperatorError
 from shared.packed_tokens import PackedTokens
 
 SUSPECT_CHARACTERS = 5
-"""More characters than this for each token of the context, more than most texts have, make a text suspect of more."""
+"""A text of more characters per token of the context may be too long; most texts have fewer per token."""
 
 LONG_DECODING = 1_000
-"""More tokens than this are decoded by the call that lets go of the interpreter's lock."""
+"""More tokens than this are decoded by the call that releases the interpreter's lock."""
 
 PIECE_CHARACTERS = 100_000
-"""Of a suspect text so many are counted at once."""
+"""Characters of a text that may be too long that are counted at a time."""
 
 PIECE_TOKENS = 65_536
-"""So many ids are packed at once: the event loop waits meanwhile, two milliseconds."""
+"""Ids packed at a time: the event loop waits meanwhile, for two milliseconds."""
 
 SHARED_CHARACTERS = 16_384
-"""More than this, in several texts, is shared out among threads; with less they cost more than they gain: 0.09 ms."""
+"""More characters than this, in several texts, are split among threads, which cost 0.09 ms: too much for less text."""
 
 FRONTS_SHARE = 4
-"""Of the memory for known texts one part in so many is for long texts as they are."""
+"""One part in so many of the memory for known texts holds whole long texts."""
 
 KNOWN_SHAPES = 64
-"""Arguments of the template for which it is known what it writes around answers."""
+"""Limit on the template arguments for which the text around answers is remembered."""
 
 NOTHING_AROUND = (PackedTokens(), PackedTokens())
 
@@ -66,10 +66,10 @@ T = TypeVar("T")
 
 
 def load_tokenizer(model_dir: Path) -> Any:
-    """Load the Hugging Face tokenizer of a directory.
+    """Load the Hugging Face tokenizer of a folder.
 
-    AutoTokenizer imports torch, which takes seconds and hundreds of megabytes that a gateway has no use for, so it is
-    asked only where the directory does not name the generic class itself.
+    AutoTokenizer imports torch, which takes seconds and hundreds of megabytes that a gateway does not need, so it is
+    used only where the folder does not name the generic class itself.
     """
     try:
         declared = json.loads((model_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -87,9 +87,9 @@ class Tokenizer:
 
     def __init__(self, model_dir: Path, *, threads: int = 2, plain_content: bool = False, known_bytes: int = 0) -> None:
         """``plain_content``: special tokens in messages are text (:mod:`services.gateway.plain_specials`).
-        ``known_bytes``: memory for tokens of known texts; 0 computes them each time.
 
-        Raises OperatorError when the tokenizer cannot be loaded, or is of a kind that cannot do that.
+        ``known_bytes``: memory for tokens of known texts; 0 computes them each time. Raises OperatorError when the
+        tokenizer cannot be loaded, or is of a kind that does not support ``plain_content``.
         """
         try:
             self._tokenizer: Any = load_tokenizer(model_dir)
@@ -144,26 +144,28 @@ class Tokenizer:
     def definition(self) -> str:
         """Return the whole tokenizer, as in ``tokenizer.json``. Raises InvalidRequest where it has no such form."""
         if self._backend is None:
-            raise InvalidRequest("this model's tokenizer has no tokenizer.json, so a grammar cannot be kept to")
+            raise InvalidRequest("this model's tokenizer has no tokenizer.json, so grammars are not supported")
         return str(self._backend.to_str())
 
     def close(self) -> None:
-        """Stop the threads; texts that wait for one are given up."""
+        """Stop the threads; work that waits for one is dropped."""
         for threads in (self._short, self._long):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def encode_now(self, text: str, *, add_special_tokens: bool, most: int = 0) -> list[int]:
-        """Token ids of ``text``, as :meth:`packed` has them."""
+        """Return the token ids of ``text`` as a list, as :meth:`packed` computes them."""
         return self.packed(text, add_special_tokens=add_special_tokens, most=most).tolist()
 
     def packed(
         self, text: str, *, add_special_tokens: bool, most: int = 0, known_in: str | None = None
     ) -> PackedTokens:
-        """Token ids of ``text``. With ``known_in``, a namespace, those of texts that were encoded in it before are not
-        computed again, and those of this text are kept.
+        """Return the token ids of ``text``.
 
-        Raises ContextTooLong for a text of so many characters that it may, and as its pieces show does, have more than
-        ``most`` tokens, without tokenising all of it; 0 is no bound.
+        With ``known_in``, a namespace, ids of texts encoded in it before are not computed again, and those of this text
+        are kept.
+
+        Raises ContextTooLong for a text of so many characters that it may have more than ``most`` tokens, if its
+        pieces, counted without tokenising all of it, do; 0 is no bound.
         """
         if most and len(text) > SUSPECT_CHARACTERS * most:
             self._count(text, most)
@@ -191,7 +193,7 @@ class Tokenizer:
         found = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
-            # Where a token is cut in two there may be one for each of its characters.
+            # A token cut in two may become one for each of its characters.
             found += len(self.packed(piece, add_special_tokens=False)) - self.longest_token_characters
             if found > most:
                 raise ContextTooLong(
@@ -202,7 +204,7 @@ class Tokenizer:
     async def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool, most: int = 0, known_in: str | None = None
     ) -> list[PackedTokens]:
-        """Token ids of each text, without holding up the event loop; the rest as in :meth:`packed`."""
+        """Return the token ids of each text without blocking the event loop; otherwise as :meth:`packed`."""
         encode = partial(self.packed, add_special_tokens=add_special_tokens, most=most, known_in=known_in)
 
         def work() -> list[PackedTokens]:
@@ -211,52 +213,34 @@ class Tokenizer:
         return await self.run(work, sum(map(len, texts)))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of ``tokens``; ids beyond the vocabulary have none."""
+        """Return the text of ``tokens``; ids beyond the vocabulary have none."""
         if self._decodes_in_rust and len(tokens) > LONG_DECODING:
-            # The same text, without keeping the interpreter's lock.
+            # The same text, without holding the interpreter's lock.
             (text,) = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
             return str(text)
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_arguments: Mapping[str, Any] | None = None,
-        most: int = 0,
-    ) -> list[int]:
-        """Render the conversation and tokenise it; ``most`` as in :meth:`packed`. Raises InvalidRequest when the
-        template refuses it.
-        """
-        text = self.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_arguments=template_arguments,
-        )
-        return self.encode_rendered(text, most=most).tolist()
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Render the conversation and return its token ids. Raises InvalidRequest when the template refuses it."""
+        return self.encode_rendered(self.render(messages)).tolist()
 
     def encode_rendered(self, text: str, *, most: int = 0, known_in: str | None = None) -> PackedTokens:
-        """Token ids of what :meth:`render` made, or of a piece of it; the rest as in :meth:`packed`."""
+        """Return the token ids of text from :meth:`render`, or of a piece of it; otherwise as :meth:`packed`."""
         encode = partial(self.packed, add_special_tokens=False, most=most, known_in=known_in)
         return encode(text) if self._specials is None else self._specials.encode(text, encode)
 
     def decode_exactly(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens`` as a worker streams it, special tokens included. For tokenizers with a Rust backend."""
+        """Return the text of ``tokens`` as a worker streams it, special tokens included. Needs a Rust backend."""
         (text,) = self._backend.decode_batch([list(tokens)], skip_special_tokens=False)
         return str(text)
 
     def rendered_text(self, tokens: Sequence[int]) -> str:
-        """Text of an answer as :meth:`render` has it in a message."""
+        """Return the text of an answer's ``tokens`` as :meth:`render` writes it in a message."""
         text = self.decode_exactly(tokens)
         return text if self._specials is None else str(self._specials.marked(text))
 
     def shape(self, template_arguments: Mapping[str, Any]) -> TemplateShape:
-        """Return what the template writes around answers, given these arguments."""
+        """Return the text that the template writes around answers, with these arguments."""
         known = hashlib.blake2b(repr(sorted(template_arguments.items())).encode("utf-8", "replace")).digest()
         found = self._shapes.get(known)
         if found is None:
@@ -279,7 +263,10 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt that the model's template makes of ``messages``."""
+        """Return the prompt that the model's template makes of ``messages``.
+
+        Raises InvalidRequest when it refuses them, or the model has none.
+        """
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
         try:
@@ -304,14 +291,14 @@ class Tokenizer:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
 
     def _marked(self, said: T) -> T:
-        """Return callers' texts, with special tokens marked where they are text."""
+        """Return callers' texts, with special tokens marked where they count as text."""
         return said if self._specials is None else self._specials.marked(said)
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
-        """Do ``work`` on a text of about so many characters here when it is small, in a thread when it is not.
+        """Do ``work`` on a text of about so many characters: at once when it is small, in a thread when it is not.
 
-        Of the long ones one at a time is in Python's code: several would pass the interpreter's lock to one another,
-        and the event loop would wait for it through as many of their turns.
+        Only one thread with a long text runs Python code at a time: several would pass the interpreter's lock to one
+        another, and the event loop would wait for it through all of their turns.
         """
         if characters <= INLINE_CHARACTERS:
             return work()
@@ -328,15 +315,15 @@ def _packed(ids: Sequence[int]) -> PackedTokens:
 
 
 def specials_by_text(backend: Any) -> dict[str, int]:
-    """Numbers of the special tokens, which decoding leaves out, by their texts; none without a Rust tokenizer."""
+    """Return the ids of special tokens, which decoding leaves out, by text; empty without a Rust tokenizer."""
     added = backend.get_added_tokens_decoder() if backend is not None else {}
     return {token.content: number for number, token in added.items() if token.special}
 
 
 def joins_exactly(told: Mapping[str, Any]) -> bool:
-    """Whether texts that are tokenised apart decode to the two joined: bytes in, bytes out, and no space put before.
+    """Return whether texts tokenised apart decode to the two joined: a byte-level vocabulary without added spaces.
 
-    ``told`` is the ``tokenizer.json``.
+    ``told`` is the parsed ``tokenizer.json``.
     """
     steps = links(told.get("pre_tokenizer"), "pretokenizers")
     puts_spaces = any(step["type"] == "Metaspace" or step.get("add_prefix_space") for step in steps)
@@ -355,10 +342,13 @@ def chat_template_of(tokenizer: Any) -> str:
 
 
 def template_variables(template: str) -> frozenset[str]:
-    """Names that a template takes from outside, such as ``tools``; empty for one that does not parse."""
+    """Return the variables that a template takes from outside, such as ``tools``.
+
+    A template that does not parse gives at most ``tools``.
+    """
     try:
         tree = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
     except jinja2.TemplateError:
-        # transformers knows a tag of its own ({% generation %}); the text then has to do.
+        # transformers has a tag of its own ({% generation %}), which does not parse here: search the text instead.
         return frozenset({"tools"}) if "tools" in template else frozenset()
     return frozenset(jinja2.meta.find_undeclared_variables(tree))

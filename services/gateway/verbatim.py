@@ -1,8 +1,8 @@
-"""Texts that a chat template writes as JSON and that stand in its prompt as they were said.
+"""Texts that a chat template writes as JSON and that must stand in its prompt unchanged.
 
-A template that writes ``{{ arguments | tojson }}`` makes its own text of an object, which differs in blanks and escapes
-from what the model said: the next turn would miss the cache from there on. So the template is given a mark, which it
-writes as a JSON string, and the text takes its place.
+A template that writes ``{{ arguments | tojson }}`` formats an object its own way, which differs in blanks and escapes
+from the model's text: the next turn would miss the cache from there on. So the template is given a mark, which it
+writes as a JSON string, and the text replaces it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ _MARK = re.compile(f'"verbatim-{_NONCE}-(\\d+)-"')
 
 
 class Verbatim(str):
-    """Arguments of a call, to stand in the prompt as they are."""
+    """A call's arguments, to stand in the prompt unchanged."""
 
     __slots__ = ()
 
 
 def hidden(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[str]]:
-    """Return the messages with a mark in the place of each :class:`Verbatim`, and the texts by number."""
+    """Return the messages with a mark in place of each :class:`Verbatim`, and the texts by number."""
     texts: list[str] = []
     return [_hidden_in(message, texts) if message.get("tool_calls") else message for message in messages], texts
 
 
 def shown(rendered: str, texts: Sequence[str], marked: Callable[[str], str]) -> str:
-    """Return the texts in the place of their marks; each goes through ``marked``, as all that callers say does."""
+    """Return the rendered text with marks replaced by their texts.
+
+    Each text goes through ``marked``, as all callers' texts do.
+    """
     return _MARK.sub(lambda found: marked(texts[int(found[1])]), rendered) if texts else rendered
 
 

@@ -1,1 +1,1 @@
-"""What an answer must look like: from the fields of a request to a grammar that is known to compile."""
+"""Constrained answers: from the fields of a request to a grammar that is known to compile."""

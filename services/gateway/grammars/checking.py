@@ -1,4 +1,4 @@
-"""Whether a grammar compiles, found out in a thread of its own before anything of the request is submitted."""
+"""Compilation checks of grammars, in a thread of their own before anything of the request is submitted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shared.grammars import compile_grammar, compiling_thread, token_table
 from shared.messages.requests import Grammar
 
 REMEMBERED: Final = 256
-"""Grammars with whether they compile, the latest; each is at most 64 KiB."""
+"""Limit on the grammars whose result is remembered; each is at most 64 KiB."""
 
 CHECK_TIMEOUT_S: Final = 10.0
-"""How long a request waits for its verdict, behind those of others: each takes a second at most."""
+"""Longest wait of a request for its check, behind those of others: each takes a second at most."""
 
 
 class GrammarChecks:
-    """Owned by the event loop. The model's tokens are read with the first grammar."""
+    """Checks of grammars against the model's tokens. Owned by the event loop."""
 
     def __init__(
         self,
@@ -37,25 +37,32 @@ class GrammarChecks:
         executor: Executor | None = None,
         timeout_s: float = CHECK_TIMEOUT_S,
     ) -> None:
+        """Prepare for checks; the first one reads ``tokenizer_json`` and starts the thread.
+
+        ``tokenizer_json`` returns the text of the model's ``tokenizer.json``, and ``vocab_size`` is the number of the
+        model's logits. ``executor`` must have one thread, and :meth:`close` shuts it down, too; with None one is made.
+        ``timeout_s`` bounds a request's wait for its check.
+        """
         self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
         self._eos_token_ids, self._timeout_s = tuple(eos_token_ids), timeout_s
         self._executor = executor
-        # Of the executor's one thread.
+        # Used only by the executor's one thread.
         self._tokens: LLTokenizer | None = None
         self._faults: OrderedDict[tuple[str, str], str | None] = OrderedDict()
 
     async def made(self, asked: Asked | None) -> Grammar | None:
-        """Return the grammar of a request, once it compiles. Raises InvalidRequest, and Unavailable where too many
-        others are being checked.
+        """Return the grammar of a request once it compiles, or None without one.
+
+        Raises InvalidRequest, and Unavailable where too many others are being checked.
         """
         return None if asked is None else await self._in_thread(lambda: self._made(asked))
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Raise as :meth:`made` does, with ``param`` for what is wrong."""
+        """Raise as :meth:`made` does, with ``param`` as the field at fault."""
         await self.made(Asked(param, lambda: grammar))
 
     def close(self) -> None:
-        """Stop the thread; checks that wait for it are given up."""
+        """Stop the thread; checks that wait for it are dropped."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -68,7 +75,7 @@ class GrammarChecks:
             raise Unavailable("too many grammars are being checked", retry_after_ms=1000) from error
 
     def _made(self, asked: Asked) -> Grammar:
-        """In the thread."""
+        """Return the grammar if it compiles. Runs in the executor's thread. Raises InvalidRequest."""
         grammar = asked.make()
         key = (grammar.kind, grammar.text)
         if key not in self._faults:
@@ -94,9 +101,9 @@ class GrammarChecks:
 
 
 def check_lark(lark: str) -> None:
-    """Check the intersections of a Lark grammar and the schemas that it has in ``%json``. Raises InvalidRequest."""
+    """Check a Lark grammar's intersections and the schemas behind its ``%json``. Raises InvalidRequest."""
     if lark_conjuncts(lark) > MAX_CONJUNCTS:
-        raise InvalidRequest(f"a grammar may have {MAX_CONJUNCTS} of & and ~, at most")
+        raise InvalidRequest(f"a grammar may have at most {MAX_CONJUNCTS} of & and ~")
     decoder, place = json.JSONDecoder(), 0
     while (place := lark.find("%json", place)) >= 0:
         place += len("%json")

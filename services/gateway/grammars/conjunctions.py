@@ -1,5 +1,7 @@
-"""How many patterns one text may have to match at once. Each further one multiplies what llguidance computes for a
-single step by four, which its limits do not see: ten take 6 ms, fourteen 1.2 s and 300 MB.
+"""A bound on the patterns that one text must match at once.
+
+Each further pattern multiplies llguidance's computation for a single step by four, which its limits do not see: ten
+take 6 ms, fourteen 1.2 s and 300 MB.
 """
 
 from __future__ import annotations
@@ -33,11 +35,10 @@ def lark_conjuncts(text: str) -> int:
 
 
 def schema_conjuncts(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) -> int:
-    """Return a bound on the patterns, formats and lengths that any one string has to keep to; ``parts`` are all schemas
-    in ``schema``, itself included.
+    """Return a bound on the patterns, formats and lengths that apply to any one string.
 
-    Schemas of one property are merged where ``allOf`` and its like name it twice, and where they might be, all schemas
-    of a name count together.
+    ``parts`` are all schemas in ``schema``, itself included. Schemas of one property are merged where ``allOf`` and its
+    like name it twice; where they might be, all schemas with one name count together.
     """
     everything = list(parts)
     counted = _Counter(schema, everything)
@@ -53,7 +54,7 @@ def schema_conjuncts(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) ->
 
 
 class _Counter:
-    """Counts what one instance of a schema keeps to at once; a reference that leads back to itself counts nothing."""
+    """Counts the constraints that apply to one instance of a schema at once; a circular reference counts nothing."""
 
     def __init__(self, root: dict[str, Any], parts: list[dict[str, Any]]) -> None:
         self._root, self._all = root, sum(map(_own, parts))
@@ -87,7 +88,7 @@ def _own(schema: Mapping[str, Any]) -> int:
 
 
 def _merges(schema: Mapping[str, Any]) -> bool:
-    """Whether several schemas of one instance are here, which llguidance makes one of."""
+    """Return whether several schemas apply to one instance here, which llguidance merges."""
     if len(_list(schema, "allOf")) > 1 or "patternProperties" in schema:
         return True
     sources = sum(name in schema for name in ("allOf", "anyOf", "oneOf", "$ref"))

@@ -1,4 +1,4 @@
-"""From a request's fields to its grammar. One field may ask for one. Pure, but for the time that long texts take."""
+"""From a request's fields to its grammar; only one field may ask for one. Pure, but long texts take time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ANY_OBJECT: Final = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a field asks for; ``make`` may take milliseconds, and raises InvalidRequest."""
+    """The grammar that a field asks for; ``make`` may take milliseconds, and raises InvalidRequest."""
 
     param: str
     make: Callable[[], Grammar]
 
 
 def asked_grammar(fields: SamplingFields, response_format: dict[str, Any] | None) -> Asked | None:
-    """Return the form that the request's own fields ask of the answer; None where it may be any text.
+    """Return the grammar that the request's own fields ask for, or None where the answer may be any text.
 
     Raises InvalidRequest for fields that ask for two grammars or contradict one.
     """
@@ -36,7 +36,7 @@ def asked_grammar(fields: SamplingFields, response_format: dict[str, Any] | None
         return None
     if len(found) > 1:
         names = " and ".join(each.param for each in found)
-        raise InvalidRequest(f"{names} exclude one another: an answer keeps to one grammar", param=found[1].param)
+        raise InvalidRequest(f"{names} exclude one another: an answer has one grammar", param=found[1].param)
     if fields.ignore_eos:
         raise InvalidRequest(f"ignore_eos and {found[0].param} exclude each other: a grammar ends", param="ignore_eos")
     return found[0]
@@ -61,7 +61,10 @@ def _of_response_format(response_format: dict[str, Any] | None) -> list[Asked]:
 
 
 def _of_json_schema(described: object) -> Asked:
-    """OpenAI's ``{"name", "schema", "strict", "description"}``. An answer keeps to the schema, strict or not."""
+    """Return the grammar of OpenAI's ``{"name", "schema", "strict", "description"}``.
+
+    It holds whether strict or not.
+    """
     if not isinstance(described, dict) or not isinstance(described.get("name"), str):
         raise InvalidRequest("response_format.json_schema needs a name", param="response_format.json_schema.name")
     if not isinstance(described.get("strict"), bool | None):
@@ -114,20 +117,23 @@ def _of(
 
 
 def choice_grammar(choices: Sequence[str]) -> Grammar:
-    """One of ``choices``."""
+    """Return a grammar that matches one of ``choices``."""
     return Grammar(kind="regex", text="|".join(f"(?:{_quoted(choice)})" for choice in choices))
 
 
 def written_grammar(text: str, *, param: str) -> Grammar:
-    """Return a grammar in Lark's syntax, or in that of GBNF (``root ::= ...``), which is translated."""
+    """Return a grammar written in Lark's syntax, or in that of GBNF (``root ::= ...``), which is translated.
+
+    Raises InvalidRequest for one that is too long or in neither syntax.
+    """
     if len(text) > MAX_GRAMMAR_BYTES:
-        raise InvalidRequest(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes", param=param)
+        raise InvalidRequest(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
     try:
         return Grammar(kind="lark", text=any_to_lark(text))
-    except Exception as error:  # The translation raises plain Exceptions, and whatever Python does on its way.
+    except Exception as error:  # The translation raises plain Exceptions, and Python's own errors.
         raise InvalidRequest(f"the grammar is neither Lark nor GBNF: {str(error)[:400]}", param=param) from error
 
 
 def _quoted(text: str) -> str:
-    """Return a regular expression that matches ``text`` alone."""
+    """Return a regular expression that matches only ``text``."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)

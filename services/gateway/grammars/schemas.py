@@ -1,4 +1,4 @@
-"""JSON schemas as grammars. What llguidance would ignore of a schema, or take too long for, is refused here."""
+"""JSON schemas as grammars. Schemas that llguidance would partly ignore, or compile for too long, are refused here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shared.grammars import JSON_OPTIONS
 from shared.messages.requests import MAX_GRAMMAR_BYTES, Grammar
 
 MAX_NESTING: Final = 100
-"""Levels of a schema. llguidance reads 128."""
+"""Limit on a schema's levels of nesting. llguidance reads 128."""
 
 MAX_MULTIPLE: Final = 10_000
-"""Bound on the least common multiple of all ``multipleOf`` of a schema, of the numerators of fractions: an automaton
+"""Limit on the least common multiple of all ``multipleOf`` of a schema (of fractions, the numerators): an automaton
 counts to it. 10,000 takes 50 ms and 1,000,000 takes 4 s.
 """
 
 _IGNORED: Final = ("additionalItems", "divisibleBy", "disallow", "extends")
-"""Keywords of old drafts that llguidance would not look at."""
+"""Keywords of old drafts that llguidance ignores."""
 
 _SCHEMAS_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -33,28 +33,31 @@ _SCHEMAS: Final = ("items", "additionalProperties")
 def json_schema_grammar(schema: object, *, param: str) -> Grammar:
     """Return the grammar of answers that are valid under ``schema``, a JSON schema or its text.
 
-    Raises InvalidRequest, which names ``param``, for what is no schema, or asks for what cannot be kept to as far as it
+    Raises InvalidRequest, which names ``param``, for an invalid schema, or one that cannot be enforced, as far as that
     shows without compiling.
     """
     return Grammar(kind="json_schema", text=_checked(schema, param))
 
 
 def json_rule(schema: object, *, param: str) -> str:
-    """Part of a Lark grammar: JSON that is valid under ``schema``, written as :func:`json_schema_grammar` has it."""
+    """Return a part of a Lark grammar: JSON valid under ``schema``, as in :func:`json_schema_grammar`.
+
+    Raises InvalidRequest.
+    """
     checked = msgspec.json.decode(_checked(schema, param))
     return f"%json {msgspec.json.encode({**checked, 'x-guidance': JSON_OPTIONS}).decode()}"
 
 
 def check_schema(schema: object, *, param: str) -> Mapping[str, Any]:
-    """Return the schema if nothing in it would be ignored. Raises InvalidRequest."""
+    """Return the schema if llguidance ignores nothing in it and can compile it. Raises InvalidRequest."""
     if not isinstance(schema, dict):
         raise InvalidRequest("a JSON schema must be an object", param=param)
     if _nesting(schema) > MAX_NESTING:
-        raise InvalidRequest(f"a JSON schema may have {MAX_NESTING} levels", param=param)
+        raise InvalidRequest(f"a JSON schema may have at most {MAX_NESTING} levels", param=param)
     parts, multiple = list(_parts(schema)), 1
     if schema_conjuncts(schema, parts) > MAX_CONJUNCTS:
         raise InvalidRequest(
-            f"a string may have to keep to {MAX_CONJUNCTS} patterns, formats and lengths at once, at most",
+            f"at most {MAX_CONJUNCTS} patterns, formats and lengths may apply to a string at once",
             param=param,
             code="unsupported_schema",
         )
@@ -90,11 +93,11 @@ def _checked(schema: object, param: str) -> str:
 
 
 def _too_long(param: str) -> InvalidRequest:
-    return InvalidRequest(f"a JSON schema may have {MAX_GRAMMAR_BYTES} bytes", param=param)
+    return InvalidRequest(f"a JSON schema may have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
 
 
 def _nesting(value: object) -> int:
-    """Levels of lists and objects, counted to one more than may be."""
+    """Return the levels of lists and objects, counted up to MAX_NESTING + 1."""
     level, here = 0, [value]
     while here and level <= MAX_NESTING:
         inside = [each for each in here if isinstance(each, dict | list)]
@@ -104,7 +107,7 @@ def _nesting(value: object) -> int:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all schemas in it, but not what only looks like one, as in ``enum`` or ``default``."""
+    """Yield the schema and all schemas in it, but no values that only look like one, as in ``enum`` or ``default``."""
     waiting: list[object] = [schema]
     while waiting:
         part = waiting.pop()
@@ -133,13 +136,13 @@ def _faults(part: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(least, int | float) and least > max(
         1, len(set(map(str, required))) if isinstance(required, list) else 0
     ):
-        yield "minProperties is supported up to 1, or as far as required goes: a key may occur twice"
+        yield "minProperties is supported up to 1, or up to the number of required keys: a key may occur twice"
 
 
 def _step(part: Mapping[str, Any]) -> int | None:
-    """How far an automaton counts for ``multipleOf``."""
+    """Return how far an automaton counts for ``multipleOf``, or None without a valid one."""
     multiple = part.get("multipleOf")
     if not isinstance(multiple, int | float) or isinstance(multiple, bool) or not 0 < multiple < math.inf:
-        return None  # llguidance says what is wrong with it.
-    # As a fraction in lowest terms: 0.01 is 1, 2.5 is 5 and 1000 is 1000.
+        return None  # llguidance reports what is wrong with it.
+    # The numerator in lowest terms: 0.01 gives 1, 2.5 gives 5 and 1000 gives 1000.
     return Fraction(str(multiple)).numerator

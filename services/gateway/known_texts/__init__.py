@@ -1,1 +1,1 @@
-"""Tokens of known texts: texts cut where tokenisers must cut them, and the tokens of their segments by digest."""
+"""Tokens of known texts: texts are cut where tokenizers must cut them, and each segment's tokens kept by digest."""

@@ -1,7 +1,9 @@
-"""Long texts of late, to compare others with: bounded by bytes, the longest unused go first. Used by several threads.
+"""Recent long texts, to compare others with.
 
-A text is found by its namespace and its first characters, and the dictionary's hash of them cannot be foreseen outside
-the process. Of more texts that begin alike than are kept, the latest are.
+They are bounded by bytes, and the least recently used is dropped first. Several threads use them.
+
+A text is found by its namespace and its first characters, whose hash in a dictionary cannot be foreseen outside the
+process. Of the texts with the same beginning, only the latest are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 LEAST_CHARACTERS = 16_384
-"""A shorter text is hashed in 20 microseconds, and is not worth a place."""
+"""A shorter text is not kept: it is hashed in 20 microseconds."""
 
 HEAD_CHARACTERS = 1_024
 MOST_ALIKE = 4
@@ -26,7 +28,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[V]):
-    """A text and what is known of it, which takes ``nbytes`` beside the text."""
+    """A text and the value kept for it, which takes ``nbytes`` with the text."""
 
     text: str
     value: V
@@ -34,7 +36,7 @@ class Entry(Generic[V]):
 
 
 class TextsAlike(Generic[V]):
-    """``most_bytes`` 0: none is kept. ``observe`` is told the bytes in use after each change."""
+    """Texts with values, by namespace and beginning."""
 
     def __init__(
         self,
@@ -43,17 +45,25 @@ class TextsAlike(Generic[V]):
         *,
         least_characters: int = LEAST_CHARACTERS,
     ) -> None:
+        """Keep texts and their values in up to ``most_bytes``; with 0 none is kept.
+
+        ``observe`` gets the bytes in use after each change, in the thread that made it. Texts of fewer than
+        ``least_characters`` are neither kept nor looked up.
+        """
         self.nbytes = 0
         self.least_characters = least_characters
         self._most_bytes = most_bytes
         self._observe = observe
         self._head = min(HEAD_CHARACTERS, least_characters)
         self._lock = threading.Lock()
-        self._alike: OrderedDict[tuple[str, str], tuple[Entry[V], ...]] = OrderedDict()  # Of each, the latest last.
+        self._alike: OrderedDict[tuple[str, str], tuple[Entry[V], ...]] = (
+            OrderedDict()
+        )  # By namespace and beginning, the latest last.
 
     def nearest(self, namespace: str, text: str) -> tuple[Entry[V], int] | None:
-        """Return the text of a namespace that agrees longest with this one, and for how many characters, or a few
-        less.
+        """Return the namespace's text with the longest common beginning, and the length of that beginning.
+
+        The length is in characters, and may be a few too low. Returns None where no text agrees.
         """
         if len(text) < self.least_characters or not self._most_bytes:
             return None
@@ -67,7 +77,7 @@ class TextsAlike(Generic[V]):
         return None if nearest is None or not most else (nearest, most)
 
     def put(self, namespace: str, text: str, value: V, nbytes: int, replaced: Entry[V] | None) -> None:
-        """Keep a text, in the place of one that it goes on from. ``value`` takes ``nbytes``."""
+        """Keep a text and its ``value`` of ``nbytes``, in place of ``replaced``, the text that it continues."""
         if len(text) < self.least_characters or not self._most_bytes:
             return
         made = Entry(text, value, nbytes + sys.getsizeof(text))
@@ -85,7 +95,10 @@ class TextsAlike(Generic[V]):
 
 
 def _agreed(known: str, text: str, least_step: int) -> int:
-    """Characters that both begin with, or a few less. What is cut out to be compared stays in the cache."""
+    """Return the length of the common beginning, or a few characters less.
+
+    Copies stay small enough for the processor's cache.
+    """
     at, most, step = 0, min(len(known), len(text)), STEP_CHARACTERS
     while at < most:
         end = min(at + step, most)

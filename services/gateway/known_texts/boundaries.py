@@ -4,12 +4,12 @@ A cut in front of an added token holds for every tokenizer (:mod:`services.gatew
 hold between a character and white space, or Chinese punctuation, where the steps of the tokenizer are known:
 
 - a pre-tokenizer that always splits there, by a pattern (:mod:`services.gateway.known_texts.split_pattern`) or because
-  it splits at white space; what comes before it must not join the two, what comes behind sees its pieces alone;
+  it splits at white space; steps before it must not join the two, steps behind it see its pieces separately;
 - or byte pair encoding without one, where no token of the vocabulary has a space behind such a character: no merge
   crosses the place, and merges on both sides do not wait for one another.
 
-Anything else than what is listed here is no proof. A normalizer that puts a space in front of a text puts it in front
-of each segment: then the segment's own space is left out.
+Nothing else counts as a proof. A normalizer that puts a space in front of a text puts it in front of each segment: then
+the segment's own space is left out.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ BEHIND = (*WHITE, "\uff0c", "\u3002", "\u3001")
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """``tokens`` finds added tokens to cut in front of, ``others`` a character to cut behind; None: there are none.
+    """The proven boundaries of a tokenizer, and the lengths of segments.
 
-    Of a segment that begins behind such a character the first ``left_out`` characters are not encoded. A segment is no
-    shorter than ``least_characters``, for each costs a digest and a look into the index. Up to ``usual_characters`` it
-    ends in front of an added token, where one is; beyond them, wherever it may. ``openings`` are the characters that
-    tokens begin with, "" where these are many. So many as ``ahead_characters`` behind a cut show that it is one.
+    ``tokens`` finds added tokens to cut in front of, ``others`` a character to cut behind; None where there are none.
+    Of a segment behind such a character the first ``left_out`` characters are not encoded. A segment is no shorter than
+    ``least_characters``, since each costs a digest and a lookup. Up to ``usual_characters`` it ends only in front of an
+    added token; beyond them, at any boundary. ``openings`` are the characters that tokens begin with, "" where these
+    are many. A cut depends on at most ``ahead_characters`` behind it.
     """
 
     tokens: re.Pattern[str] | None = None
@@ -51,17 +52,17 @@ class Boundaries:
 
 
 class _Unproven(Exception):
-    """This tokenizer has an unknown part."""
+    """The tokenizer has an unknown part."""
 
 
 class _Step(Protocol):
-    """A pre-tokenizer."""
+    """The properties of a pre-tokenizer that a proof needs."""
 
     def never_joins(self, before: str, behind: str) -> bool:
-        """Whether its pieces of a text are those of the two parts, or one piece holds the place between both."""
+        """Return whether its pieces of a text are those of the two parts, or one piece holds the place between both."""
 
     def never_skips(self, kind: str) -> bool:
-        """Whether each character of the kind is in a piece that :meth:`never_joins` speaks of: no piece holds both."""
+        """Return whether every character of the kind is in some piece, so that :meth:`never_joins` splits there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class _Neutral:
 
 @dataclass(frozen=True, slots=True)
 class _AtWhiteSpace:
-    """A step that splits at each character that it takes for white space."""
+    """A step that splits at each character that it counts as white space."""
 
     white: str
 
@@ -91,7 +92,10 @@ class _AtWhiteSpace:
 
 
 def prove(told: dict[str, Any]) -> Boundaries:
-    """Return the boundaries of the tokenizer with this ``tokenizer.json``."""
+    """Return the boundaries of the tokenizer with this ``tokenizer.json``.
+
+    They are those of added tokens if no others are proven.
+    """
     added = AddedTokens(told["added_tokens"])
     model = told["model"]
     if added.look_around or model.get("dropout"):
@@ -103,7 +107,7 @@ def prove(told: dict[str, Any]) -> Boundaries:
 
 
 def links(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """Return a tokenizer's part as the list of its steps."""
+    """Return a part of a tokenizer as the flat list of its steps."""
     if part is None:
         return []
     return [link for each in part[name] for link in links(each, name)] if part["type"] == "Sequence" else [part]
@@ -113,10 +117,10 @@ class _Prover:
     def __init__(self, told: dict[str, Any], added: AddedTokens) -> None:
         self._added = added
         self._model = told["model"]
-        self._behind: tuple[str, ...] = BEHIND  # Narrowed by what the steps need.
-        self._mark = ""  # What stands for a space from some step on.
+        self._behind: tuple[str, ...] = BEHIND  # Narrowed by the steps.
+        self._mark = ""  # The character that replaces a space from some step on.
         self._left_out = 0
-        self._joined: frozenset[str] | None = None  # Characters with which the vocabulary joins a space.
+        self._joined: frozenset[str] | None = None  # Kinds of characters that the vocabulary joins with a space.
         steps = links(told["pre_tokenizer"], "pretokenizers")
         self._normalized(links(told["normalizer"], "normalizers"), steps[0]["type"] if steps else "")
         self._steps = list(self._pre_tokenized(steps))
@@ -130,7 +134,7 @@ class _Prover:
                 found.setdefault(before, []).append(behind)
         following = ""
         if self._left_out:
-            # Behind the space that is left out stands what begins a piece, and no added token.
+            # The space that is left out must be followed by the start of a piece, and no added token.
             starts = [kind for kind in BEFORE if kind not in self._added.begin]
             following = f"[{''.join(map(_as_range, starts))}]"
         options = [f"[{before}](?=[{''.join(behind)}]{following})" for before, behind in found.items()]
@@ -147,7 +151,7 @@ class _Prover:
         if self._added.forbid(before, behind):
             return False
         if self._left_out and before in self._added.end:
-            return False  # Behind a token a space of the text is not the one that the normalizer puts there.
+            return False  # Behind a token, the text's own space is not the one that the normalizer adds.
         for step, mark in self._steps:
             seen = mark or behind
             if not step.never_joins(before, seen):
@@ -163,7 +167,7 @@ class _Prover:
         if self._added.has_normalized:
             raise _Unproven
         if kinds == ["BertNormalizer"]:
-            # It puts spaces around ideographs, and takes accents away: only white space stays what it was.
+            # It puts spaces around ideographs and removes accents: only white space stays unchanged.
             if not first_step.startswith(("Whitespace", "BertPre")):
                 raise _Unproven
             return
@@ -182,7 +186,7 @@ class _Prover:
         self._behind, self._mark = (" ",), mark
 
     def _pre_tokenized(self, steps: list[dict[str, Any]]) -> Iterator[tuple[_Step, str]]:
-        """Each step, and what stands for a space before it."""
+        """Yield each step, and the character that stands for a space before it."""
         if steps and self._left_out:
             raise _Unproven
         for place, step in enumerate(steps):
@@ -198,8 +202,8 @@ class _Prover:
                     if step["use_regex"]:
                         yield SplitPattern(GPT2), mark
                     if place + 1 < len(steps):
-                        raise _Unproven  # What comes behind sees other characters.
-                    self._joined = frozenset(BEFORE)  # The vocabulary has other ones, too.
+                        raise _Unproven  # Later steps see other characters.
+                    self._joined = frozenset(BEFORE)  # The vocabulary has other characters, too.
                 case "WhitespaceSplit" | "Whitespace" | "BertPreTokenizer":
                     self._behind = tuple(each for each in self._behind if each in WHITE)
                     yield _AtWhiteSpace(" \n"), mark
@@ -210,7 +214,7 @@ class _Prover:
                     raise _Unproven
 
     def _merges_apart(self, before: str) -> bool:
-        """Whether no merge joins a space to such a character, in a text that nothing splits."""
+        """Return whether no merge joins a space to such a character, in a text that no step splits."""
         if self._joined is None:
             self._joined = self._joined_with_spaces()
         return before not in self._joined
@@ -227,7 +231,7 @@ class _Prover:
                 if piece[place - 1] != mark:
                     found.add(kind_of(piece[place - 1]))
                 place = piece.find(mark, place + 1)
-        # A character may be in the text as the token of an unknown one, or of its last byte.
+        # A character may appear as the unknown token, or as the token of its last byte.
         stand_ins = [model.get("unk_token"), "<0x00>" if model.get("byte_fallback") else None]
         return frozenset(BEFORE) if any(kind_of(each[-1]) in found for each in stand_ins if each) else frozenset(found)
 

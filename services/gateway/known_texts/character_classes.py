@@ -1,8 +1,8 @@
-"""Classes of characters in the patterns that tokenizers split texts by, and what kinds of characters they hold. Pure.
+"""Classes of characters in the patterns by which tokenizers split texts, and which kinds of characters they hold. Pure.
 
-A *kind* is one character, or :data:`LETTERS` for all of a list of letters beyond ASCII. The list has letters alone that
-were letters in Unicode 3.2 and are today, whichever version a tokenizer's library follows, and that NFC leaves as they
-are, whatever stands before them.
+A *kind* is one character, or :data:`LETTERS` for a whole list of letters beyond ASCII. The list has only letters that
+were letters in Unicode 3.2 and are today, so in every version that a tokenizer's library may follow, and that NFC
+leaves unchanged, whatever stands before them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LETTER_RANGES = (
     "\u0905-\u0939\u0e01-\u0e30"  # Devanagari, Thai.
     "\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"  # Kana, ideographs, Hangul.
 )
-"""As the inside of a class of Python's ``re``."""
+"""Ranges, as the inside of a character class of Python's ``re``."""
 
 _CATEGORIES = frozenset(
     name
@@ -30,12 +30,12 @@ _CATEGORIES = frozenset(
 
 
 def kind_of(character: str) -> str:
-    """Return the kind of a character that must not be overlooked: beyond ASCII it may be a letter."""
+    """Return the kind of a character; any character beyond ASCII counts as a letter, to be on the safe side."""
     return character if character.isascii() else LETTERS
 
 
 class UnprovablePattern(ValueError):
-    """The pattern has a part that cannot be proven here."""
+    """The pattern has a part for which no proof is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Item:
     last: str = ""
 
     def holds(self, kind: str, *, ignores_case: bool) -> tuple[bool, bool]:
-        """Whether it may hold some character of a kind, and whether it must hold all of them."""
+        """Return (whether it may hold some character of a kind, whether it must hold all of them)."""
         some, every = self._holds_letters(ignores_case) if kind == LETTERS else self._holds_one(kind, ignores_case)
         return (not every, not some) if self.is_inverted else (some, every)
 
@@ -72,7 +72,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class CharacterClass:
-    """Characters that one place of a pattern takes."""
+    """The set of characters that one place of a pattern matches."""
 
     items: tuple[Item, ...]
     is_negated: bool = False

@@ -1,4 +1,4 @@
-"""Tokens of a text; those of known segments are not computed again."""
+"""Encoding of a text whose known segments are not computed again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from services.gateway.known_texts.segments import segments
 from shared.packed_tokens import TOKEN_BYTES, PackedTokens
 
 EncodeAll = Callable[[Sequence[str]], list[PackedTokens]]
-"""The tokens of each text, without special tokens around them."""
+"""A function that returns the tokens of each text, without special tokens around them."""
 
 
 def encode_known(
     text: str, namespace: str, boundaries: Boundaries, index: KnownTexts, encode: EncodeAll
 ) -> PackedTokens:
-    """Return the tokens of ``text``, as ``encode`` has them, which is called once for all that is not known."""
+    """Return the tokens of ``text`` that ``encode`` would return; it is called once, for all unknown segments."""
     known = index.fronts.find(namespace, text, boundaries.ahead_characters)
     cut = segments(text, boundaries, known.end, known.start)
     if not cut.closed and not known.segments:

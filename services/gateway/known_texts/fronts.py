@@ -1,7 +1,7 @@
-"""Cuts and tokens of long texts of late: a text that begins as one of them is compared, and neither cut nor hashed.
+"""Cuts and tokens of recent long texts: a text with the same beginning is compared, and neither cut nor hashed.
 
-A cut holds in another text, too, if that agrees with the first one up to the cut and as far behind it as is looked at
-to prove one (``Boundaries.ahead_characters``).
+A cut holds in another text, too, if both agree up to the cut and for the characters behind it that prove one
+(``Boundaries.ahead_characters``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from services.gateway.known_texts.segments import Segments
 from shared.packed_tokens import TOKEN_BYTES
 
 CUT_BYTES = 100
-"""What a cut takes, about: three integers in lists."""
+"""Approximate memory of a cut: three integers in lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A text up to its last cut. ``ends`` are its cuts and ``starts`` where the segments behind them begin, both in
-    characters; ``counts`` are the tokens before each, and ``tokens`` all of them, packed.
+    """A text up to its last cut.
+
+    ``ends`` are its cuts and ``starts`` where the segments behind them begin, both in characters; ``counts`` are the
+    numbers of tokens before each, and ``tokens`` all of them, packed.
     """
 
     ends: list[int]
@@ -32,9 +34,10 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """``tokens`` (packed) of the first ``segments`` of a text, which is cut at ``end``. The next begins at ``start``.
+    """The known first segments of a text.
 
-    ``entry`` is the text that it has them from.
+    ``segments`` is their number, ``tokens`` are their tokens (packed), ``end`` is the cut behind them, and ``start`` is
+    where the next segment begins. ``entry`` is the earlier text that they are from.
     """
 
     end: int = 0
@@ -48,7 +51,7 @@ NOTHING = Known()
 
 
 class Fronts:
-    """Bounded as :class:`TextsAlike`."""
+    """Fronts of recent texts."""
 
     def __init__(
         self,
@@ -57,13 +60,16 @@ class Fronts:
         *,
         least_characters: int = LEAST_CHARACTERS,
     ) -> None:
+        """Keep fronts in up to ``most_bytes``; all arguments are those of :class:`TextsAlike`.
+
+        A text is kept only where it has at least ``least_characters`` of new text.
+        """
         self.texts: TextsAlike[Front] = TextsAlike(most_bytes, observe, least_characters=least_characters)
 
     def find(self, namespace: str, text: str, ahead_characters: int) -> Known:
-        """Return the longest front that ``text`` has in common with a text of the namespace, up to a cut that holds in
-        it.
+        """Return the longest front that ``text`` has in common with a text of the namespace.
 
-        ``ahead_characters`` behind a cut show that it is one.
+        It ends at a cut that holds in ``text``. A cut depends on ``ahead_characters`` behind it.
         """
         found = self.texts.nearest(namespace, text)
         if found is None:
@@ -78,9 +84,9 @@ class Fronts:
         return Known(front.ends[last], front.starts[last], count, tokens, entry)
 
     def keep(self, namespace: str, text: str, known: Known, cut: Segments, parts: Sequence[bytes]) -> None:
-        """Keep a text: what was ``known`` of it, how the rest was ``cut``, and the tokens (packed) of those segments.
+        """Keep a text: the ``known`` front, how the rest was ``cut``, and the tokens (packed) of those segments.
 
-        One with little new text is not kept: that would copy all of its tokens.
+        A text with little new text is not kept: that would copy all of its tokens.
         """
         if not cut.closed or cut.closed[-1][1] - known.end < self.texts.least_characters:
             return

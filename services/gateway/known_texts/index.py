@@ -1,7 +1,7 @@
-"""Tokens of segments by digests of their texts: bounded by bytes, the longest unused go first. Used by several threads.
+"""Tokens of segments by digest: bounded by bytes, least recently used dropped first. Used by several threads.
 
-A digest names a namespace and a text, and it cannot be computed outside the process: its key is drawn at the start. So
-no text of one tenant can be made to stand for another's, and tenants with salts find nothing of others.
+A digest stands for a namespace and a text, and cannot be computed outside the process: its key is drawn at the start.
+So no text of one tenant can stand for another's, and tenants with salts find nothing of others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from services.gateway.known_texts.fronts import Fronts
 
 DIGEST_BYTES = 16
 ENTRY_BYTES = 250
-"""What an entry takes beside its tokens, about: objects, the digest and the table's slots."""
+"""Approximate memory of an entry besides its tokens: objects, the digest and the table's slots."""
 
 
 class KnownTexts:
-    """``observe`` is told the bytes of segments in use after each change, ``fronts`` are long texts as they are."""
+    """Known segments, and the ``fronts`` of whole long texts."""
 
     def __init__(
         self,
@@ -29,6 +29,11 @@ class KnownTexts:
         *,
         fronts: Fronts | None = None,
     ) -> None:
+        """Draw the key of the digests, and keep segments in up to ``most_bytes``.
+
+        ``observe`` gets the segments' bytes after each change, in the thread that made it. ``fronts`` have a bound of
+        their own; with None no fronts are kept.
+        """
         self.fronts = fronts or Fronts(0)
         self._most_bytes = most_bytes
         self._observe = observe
@@ -38,7 +43,7 @@ class KnownTexts:
         self.nbytes = 0
 
     def digests(self, namespace: str, texts: Iterable[str]) -> list[bytes]:
-        """Return the name of each text in a namespace."""
+        """Return the digest of each text in a namespace."""
         blake2b = hashlib.blake2b
         key = blake2b(namespace.encode(), digest_size=32, key=self._secret).digest()
         return [
@@ -48,18 +53,18 @@ class KnownTexts:
         ]
 
     def recall(self, digests: Sequence[bytes]) -> list[bytes | None]:
-        """Return the tokens (packed int32) of each text, None where they are not known. They count as used."""
+        """Return the tokens (packed int32) of each text, None where not known, and count them as used."""
         entries = self._entries
         with self._lock:
             found = [entries.get(digest) for digest in digests]
-            # The last of a text first, so that the first is kept longest: others begin with it, too.
+            # The last segment first, so that the first is kept longest: other texts begin with it, too.
             for digest, tokens in zip(reversed(digests), reversed(found), strict=True):
                 if tokens is not None:
                     entries.move_to_end(digest)
         return found
 
     def remember(self, told: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep tokens (packed int32) by their texts' digests."""
+        """Keep tokens (packed int32) by their texts' digests, given as pairs (digest, tokens)."""
         with self._lock:
             for digest, tokens in reversed(told):
                 self.nbytes += _nbytes(tokens) - _nbytes(self._entries.pop(digest, None))

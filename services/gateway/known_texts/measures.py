@@ -1,4 +1,4 @@
-"""Metrics of the tokens of known texts."""
+"""Metrics of known texts."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ SEGMENTS = counter("gateway_known_text_segments", "Segments of prompts, by wheth
 HITS, MISSES = SEGMENTS.labels("yes"), SEGMENTS.labels("no")
 TOKENS = counter("gateway_known_text_tokens", "Tokens of prompts that were not computed again")
 BYTES = gauge("gateway_known_text_bytes", "Memory of the tokens of known texts")
-FRONT_BYTES = gauge("gateway_known_front_bytes", "Memory of long texts that are compared with, and of their tokens")
+FRONT_BYTES = gauge("gateway_known_front_bytes", "Memory of long texts kept for comparison, and of their tokens")

@@ -1,7 +1,7 @@
-"""Cut a text into segments at boundaries that the text alone decides, each found from the cut before it. Pure.
+"""Segmentation of a text at boundaries that the text alone decides, each found from the cut before it. Pure.
 
-So a text that goes on has the same segments as before, but for the last; and one in which something was changed has the
-same again from the first cut that both have in common: most often the next message.
+So a text that continues another has the same segments, except the last; and a text that was changed in one place has
+the same segments again from the first common cut: usually the next message.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from services.gateway.known_texts.boundaries import Boundaries
 
 WINDOW_CHARACTERS = 16_384
-"""So much of a text is searched for a boundary at once: other threads wait for two milliseconds at most."""
+"""Characters searched for a boundary at a time: other threads wait for two milliseconds at most."""
 
 MOST_TRIES = 16
-"""Where so many characters of a window begin no added token though they might, the window is searched for a whole one.
-"""
+"""After so many candidate first characters that begin no added token, the window is searched by the whole pattern."""
 
 MOST_SEARCHED = 262_144
-"""Where so many characters have no boundary, the rest of the text is not searched."""
+"""After so many characters without a boundary, the rest of the text is not searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Parts of a text that are tokenised one by one, as ``(start, end)``; ``tail`` is the last, which may be empty.
+    """Parts of a text that are tokenised separately, as ``(start, end)``; ``tail`` is the last one, which may be empty.
 
-    Its tokens are those of all parts, one behind the other. The tail has no boundary at its end.
+    The text's tokens are those of all parts in order. The tail has no boundary at its end.
     """
 
     closed: list[tuple[int, int]]
@@ -34,7 +33,7 @@ class Segments:
 
 
 def segments(text: str, boundaries: Boundaries, cut_at: int = 0, start: int = 0) -> Segments:
-    """Cut ``text`` behind ``cut_at``, where it is cut already and the next segment begins at ``start``."""
+    """Cut ``text`` behind ``cut_at``, an earlier cut behind which the next segment begins at ``start``."""
     closed: list[tuple[int, int]] = []
     while (found := _next_cut(text, boundaries, cut_at)) is not None:
         closed.append((start, found[0]))
@@ -44,7 +43,7 @@ def segments(text: str, boundaries: Boundaries, cut_at: int = 0, start: int = 0)
 
 
 def _next_cut(text: str, boundaries: Boundaries, start: int) -> tuple[int, int] | None:
-    """Return the next boundary behind ``start``, and how many characters behind it are left out."""
+    """Return the next boundary behind ``start``, and the number of characters left out behind it, or None."""
     others = boundaries.others
     usual = start + boundaries.usual_characters
     token = _next_token(text, boundaries, start + boundaries.least_characters, usual, usual)
@@ -52,7 +51,7 @@ def _next_cut(text: str, boundaries: Boundaries, start: int) -> tuple[int, int] 
         return token, 0
     for window in range(usual, min(len(text), usual + MOST_SEARCHED), WINDOW_CHARACTERS):
         end = window + WINDOW_CHARACTERS
-        # What a window's end cuts through is found in none of both windows, which costs nothing but that boundary.
+        # A match across the end of a window is found in neither window, which only loses that boundary.
         behind = others.search(text, window - 1, end) if others is not None else None
         token = _next_token(text, boundaries, window, end if behind is None else behind.end(), end)
         if token >= 0:
@@ -63,7 +62,7 @@ def _next_cut(text: str, boundaries: Boundaries, start: int) -> tuple[int, int] 
 
 
 def _next_token(text: str, boundaries: Boundaries, start: int, before: int, end: int) -> int:
-    """Where the first added token begins within [start, before) that ends by ``end``; -1 for none."""
+    """Return where the first added token begins within [start, before) that ends by ``end``; -1 for none."""
     tokens = boundaries.tokens
     if tokens is None:
         return -1
@@ -71,7 +70,7 @@ def _next_token(text: str, boundaries: Boundaries, start: int, before: int, end:
         return _start(tokens.search(text, start, end), before)
     found, nearest = -1, before
     for opening in boundaries.openings:
-        # Looking for one character is many times faster than looking for what a pattern may begin with.
+        # Searching one character is many times faster than searching a pattern.
         place, tries = text.find(opening, start, nearest), 0
         while place >= 0 and tokens.match(text, place, end) is None:
             tries += 1

@@ -10,8 +10,9 @@ from shared.packed_tokens import PackedTokens
 
 
 def special_ids(post_processor: dict[str, Any] | None) -> tuple[PackedTokens, PackedTokens] | None:
-    """Return what stands before a text's tokens and behind them; None where this part of a ``tokenizer.json`` is
-    unknown.
+    """Return the tokens put before a text's tokens and behind them.
+
+    Returns None where this part of a ``tokenizer.json`` is unknown.
     """
     front: list[int] = []
     back: list[int] = []

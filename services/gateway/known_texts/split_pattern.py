@@ -1,14 +1,14 @@
 """Prove that a pattern splits a text between two characters, whatever else the text holds. Pure.
 
-Pre-tokenizers find matches of a pattern one behind the other. A pattern that joins no *a* to a *b* behind it takes
-neither into one match; so all attempts that begin before a place between both end there, or fail there, as they would
-if the text ended, unless an assertion looks ahead. Nothing that begins at *b* sees what stands before it. So the
+Pre-tokenizers find matches of a pattern one behind the other. A pattern that joins no *a* to a *b* behind it matches
+both in no single match; so all attempts that begin before a place between both end there, or fail there, as they would
+if the text ended, unless an assertion looks ahead. No attempt that begins at *b* sees the text before it. So the
 matches of the two parts are those of the whole.
 
-The patterns' language is that of published tokenizers: alternatives of classes with quantifiers, and one assertion at
-an alternative's end. For each alternative the places that may take its first and last character are computed, and for
-all which may follow which (Glushkov, The abstract theory of automata, 1961). Quantifiers are taken as ``*`` or ``?``,
-so that more is taken to be joined than is.
+The supported language is that of published tokenizers: alternatives of classes with quantifiers, and one assertion at
+an alternative's end. For each alternative the places that may match its first and last character are computed, and for
+all which may follow which (Glushkov, The abstract theory of automata, 1961). Quantifiers are read as ``*`` or ``?``, so
+that more characters count as joined than are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORTHANDS = {"s": "s", "d": "Nd", "w": "w"}
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A part of an alternative: whether it may take nothing, and the places of its first and last characters."""
+    """A part of an alternative: whether it may match nothing, and the places of its first and last characters."""
 
     may_be_empty: bool
     first: frozenset[int]
@@ -45,13 +45,17 @@ class _Fragment:
 class _Alternative:
     fragment: _Fragment
     ahead: CharacterClass | None
-    is_certain: bool  # Whether it matches each text that its places allow: no quantifier asks for more than one.
+    is_certain: bool  # It matches each text that its places allow: no quantifier requires more than one.
 
 
 class SplitPattern:
-    """One pattern. Raises UnprovablePattern for one that says more than is understood here."""
+    """One pattern of a pre-tokenizer."""
 
     def __init__(self, pattern: str) -> None:
+        """Parse ``pattern``.
+
+        Raises UnprovablePattern for syntax that is not supported here, and for an alternative that may match nothing.
+        """
         parser = _Parser(pattern)
         self._alternatives = parser.alternatives()
         self._classes = parser.classes
@@ -60,8 +64,9 @@ class SplitPattern:
             raise UnprovablePattern("an alternative may match nothing")
 
     def never_joins(self, before: str, behind: str) -> bool:
-        """Whether matches of a text are those of its two parts, between characters of the kinds ``before`` and
-        ``behind``.
+        """Return whether the matches of a text that is cut in two are those of its two parts.
+
+        The cut is between characters of the kinds ``before`` and ``behind``.
         """
         classes = self._classes
         if any(classes[one].may_hold(before) and classes[two].may_hold(behind) for one, two in self._follow):
@@ -74,7 +79,10 @@ class SplitPattern:
         )
 
     def never_skips(self, kind: str) -> bool:
-        """Whether each character of a kind is in some match: one alternative takes it alone, without conditions."""
+        """Return whether each character of a kind is in some match.
+
+        It is if one alternative matches it alone, unconditionally.
+        """
         return any(
             self._classes[place].must_hold(kind)
             for each in self._alternatives
@@ -113,7 +121,7 @@ class _Parser:
         return whole
 
     def _assertion(self, is_outermost: bool) -> None:
-        """One class that must, or must not, come next; at the end of an alternative."""
+        """Read an assertion at the end of an alternative: one class that must, or must not, come next."""
         self._at += 3
         self._ahead = self._class()
         self._expect(")")
@@ -133,7 +141,7 @@ class _Parser:
         while (told := _QUANTIFIER.match(self._text, self._at)) is not None:
             self._at = told.end()
             least = int(told[1] or 0) if told[0].startswith("{") else int(told[0] == "+")
-            # A second + gives nothing back.
+            # A second + is possessive: it does not backtrack.
             self._is_certain &= least < 2 and not (count and told[0] == "+")
             if told[0] != "?":
                 self.follow |= {(last, first) for last in fragment.last for first in fragment.first}

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, a translation onto the same inner request as OpenAI's chat completions."""
+"""Anthropic's Messages API, translated to the same inner request as OpenAI's chat completions."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.admission import unsupported
+from services.gateway.admission import unserved_content, unsupported
 from services.gateway.messages_api.answers import UNFINISHED
 from services.gateway.messages_api.schema import (
     CountTokensRequest,
@@ -25,15 +25,15 @@ from services.gateway.openai_schema.leases import CacheControl
 from shared.errors import InvalidRequest
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
-"""Begins a part of the system prompt that some clients write anew for each request. It is for Anthropic's accounts, not
-for the model, and left in front of everything it would keep any prefix from being found again.
+"""Start of a part of the system prompt that some clients change for each request. It is for Anthropic's billing, not
+for the model, and at the front of the prompt it would keep any prefix from being reused.
 """
 
 ERROR_PREFIX = "Error: "
-"""Begins the result of a tool that failed: templates have no field for that."""
+"""Put before the result of a tool that failed: templates have no field for that."""
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""Names of the switch in chat templates, those of Qwen, GLM and others first, then DeepSeek's and Granite's."""
+"""Names of the switch for reasoning in chat templates: of Qwen, GLM and others; then of DeepSeek and Granite."""
 
 RENAMES = (
     ("response_format.json_schema", "output_config.format"),
@@ -42,7 +42,7 @@ RENAMES = (
     ("chat_template_kwargs", "thinking"),
     ("stop", "stop_sequences"),
 )
-"""Names of a chat's fields, and of those that they were made of."""
+"""Names of a chat's fields, and of the request's fields that they were made from."""
 
 Said = Callable[[str, dict[str, Any]], str | None]
 
@@ -56,10 +56,10 @@ def chat_request(
     reasons: bool = False,
     said: Said = lambda call_id, given: None,
 ) -> ChatRequest:
-    """Return the equivalent chat request. ``variables`` are those of the model's template; ``reasons``: the model
-    does so in any case, or by other variables. ``said`` is the text of a call's arguments, where it is known.
+    """Return the equivalent chat request. Raises InvalidRequest.
 
-    Raises InvalidRequest.
+    ``variables`` are those of the model's template; ``reasons``: the model reasons in any case, or by other variables.
+    ``said`` returns the text of a call's arguments as the model wrote it, where it is known.
     """
     _refuse(request)
     messages = _kept([*_system(request.system), *_messages(request.messages, said)], request.cache_control)
@@ -96,7 +96,7 @@ def chat_request(
 
 
 def _refuse(request: CountTokensRequest) -> None:
-    """Refuse what would change the prompt, or needs machines of Anthropic's."""
+    """Raise InvalidRequest for fields that would change the prompt, or that need Anthropic's own servers."""
     for name in ("container", "mcp_servers"):
         if getattr(request, name):
             raise unsupported(name)
@@ -106,7 +106,7 @@ def _refuse(request: CountTokensRequest) -> None:
 
 
 def _changes_nothing(edits: object) -> bool:
-    """Whether each edit says that all of the reasoning is kept, as it is here in any case."""
+    """Return whether each edit keeps all of the reasoning, as this server does anyway."""
     return not edits or (
         isinstance(edits, list)
         and all(
@@ -142,7 +142,7 @@ def _messages(messages: Sequence[InputMessage], said: Said) -> list[ChatMessage]
 
 
 def _kept(messages: list[ChatMessage], control: CacheControl | None) -> list[ChatMessage]:
-    """``messages`` with the breakpoint of the request itself, at the end of the last of them."""
+    """Return ``messages`` with the breakpoint of the request itself, at the end of the last of them."""
     if control is None:
         return messages
     last = messages[-1]
@@ -152,7 +152,7 @@ def _kept(messages: list[ChatMessage], control: CacheControl | None) -> list[Cha
 
 
 def _user(role: Any, blocks: Sequence[InputBlock], param: str) -> list[ChatMessage]:
-    """Results of tools are messages of their own; what stands between them keeps its place."""
+    """Return a user's turn as messages: each result of a tool is one of its own, in the order of the blocks."""
     converted: list[ChatMessage] = []
     parts: list[ContentPart] = []
 
@@ -175,7 +175,10 @@ def _tool_result(block: InputBlock, param: str) -> ChatMessage:
     if not block.tool_use_id:
         raise InvalidRequest("a tool_result needs a tool_use_id", param=f"{param}.tool_use_id")
     given = block.content if isinstance(block.content, list) else [ResultPart(type="text", text=block.content or "")]
-    parts = [_result_part(part, f"{param}.content[{place}]") for place, part in enumerate(given)]
+    parts = [
+        _text_part(part.type, part.text, f"{param}.content[{place}]", part.cache_control)
+        for place, part in enumerate(given)
+    ]
     if block.is_error:
         first = parts[0] if parts else ContentPart(type="text", text="")
         parts = [msgspec.structs.replace(first, text=f"{ERROR_PREFIX}{first.text}"), *parts[1:]]
@@ -183,14 +186,10 @@ def _tool_result(block: InputBlock, param: str) -> ChatMessage:
 
 
 def _marked(parts: list[ContentPart], control: CacheControl | None) -> list[ContentPart]:
-    """``parts`` with a breakpoint at their end."""
+    """Return ``parts`` with a breakpoint at their end."""
     if control is None or not parts:
         return parts
     return [*parts[:-1], msgspec.structs.replace(parts[-1], cache_control=control)]
-
-
-def _result_part(part: ResultPart, param: str) -> ContentPart:
-    return _text_part(part.type, part.text, param, part.cache_control)
 
 
 def _assistant(blocks: Sequence[InputBlock], param: str, said: Said) -> ChatMessage:
@@ -227,24 +226,18 @@ def _call(block: InputBlock, param: str, said: Said) -> dict[str, Any]:
 
 def _text_part(kind: str, text: str | None, param: str, control: CacheControl | None) -> ContentPart:
     if kind != "text":
-        raise InvalidRequest(
-            f"content of type {kind[:64]!r} is not served here; only text is",
-            param=f"{param}.type",
-            code="unsupported_content",
-        )
+        raise unserved_content(kind, param)
     if text is None:
         raise InvalidRequest("a text block needs text", param=f"{param}.text")
     return ContentPart(type="text", text=text, cache_control=control)
 
 
 def _is_prefilled(last: InputMessage) -> bool:
-    """Whether the answer goes on behind the conversation's last words. Raises InvalidRequest where it cannot."""
+    """Return whether the answer continues the conversation's last message. Raises InvalidRequest where it cannot."""
     if last.role != "assistant":
         return False
     if not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
-        raise InvalidRequest(
-            "a final assistant message can be text alone: the answer goes on behind it", param="messages"
-        )
+        raise InvalidRequest("a final assistant message can only be text: the answer continues it", param="messages")
     return True
 
 
@@ -266,7 +259,7 @@ def _tool(tool: MessagesTool, place: int) -> dict[str, Any]:
 
 
 def _tool_choice(choice: MessagesToolChoice | None) -> tuple[str | dict[str, Any] | None, bool | None]:
-    """OpenAI's ``tool_choice`` and ``parallel_tool_calls``."""
+    """Return OpenAI's ``tool_choice`` and ``parallel_tool_calls``."""
     if choice is None:
         return None, None
     parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
@@ -278,7 +271,7 @@ def _tool_choice(choice: MessagesToolChoice | None) -> tuple[str | dict[str, Any
 
 
 def _thinking(thinking: Thinking | None, variables: Collection[str], *, reasons: bool) -> dict[str, Any] | None:
-    """Return the template's switch for reasoning, where it has one."""
+    """Return the template's switch for reasoning, or None where nothing is to be switched. Raises InvalidRequest."""
     if thinking is None or thinking.type not in ("enabled", "disabled"):
         return None
     name = next((name for name in THINKING_VARIABLES if name in variables), None)

@@ -34,7 +34,7 @@ _TYPES: tuple[tuple[type[ThermoclineError], ErrorType], ...] = (
 
 
 class MessagesErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """``code`` and ``param`` are extensions: the same as in OpenAI's shape."""
+    """An error. ``code`` and ``param`` are extensions, with the same values as in OpenAI's shape."""
 
     type: ErrorType
     message: str
@@ -51,7 +51,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_type(error: ThermoclineError) -> ErrorType:
-    """Anthropic's name for the kind of ``error``."""
+    """Return Anthropic's name for the kind of ``error``."""
     for kind, name in _TYPES:
         if isinstance(error, kind):
             return name
@@ -61,7 +61,7 @@ def error_type(error: ThermoclineError) -> ErrorType:
 
 
 def error_status(error: ThermoclineError) -> int:
-    """Return the status of ``error``: 529 where others are the reason, 429 for the caller's own limit alone."""
+    """Return the status of ``error``: 529 for a lack of capacity; 429 only for the caller's own limit."""
     return OVERLOADED if error_type(error) == "overloaded_error" else error.status
 
 

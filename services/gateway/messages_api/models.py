@@ -1,4 +1,4 @@
-"""Models in Anthropic's shape, for clients that say that they are Anthropic's."""
+"""Models in Anthropic's shape, for clients that send Anthropic's version header."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Literal, Self
 import msgspec
 
 ANTHROPIC_VERSION = "anthropic-version"
-"""The header by which they do."""
+"""The header by which a client asks for Anthropic's shape."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One model or adapter; ``max_input_tokens`` bounds prompt and answer together."""
+
     id: str
     type: Literal["model"] = "model"
     display_name: str
@@ -20,7 +22,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfoList(msgspec.Struct, frozen=True, kw_only=True):
-    """All on one page."""
+    """All models, on one page."""
 
     data: list[ModelInfo]
     first_id: str | None
@@ -29,5 +31,6 @@ class ModelInfoList(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, models: list[ModelInfo]) -> Self:
+        """Return the page of these models, with the ids of the first and the last."""
         ids = [model.id for model in models]
         return cls(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None)

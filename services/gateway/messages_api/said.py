@@ -1,9 +1,8 @@
-"""How calls were said whose arguments come back as objects.
+"""Texts of the arguments of recent calls, as the model wrote them.
 
-The Messages API carries a tool's input as an object, and the text that the model said of it is lost with the client:
-with other blanks the next prompt differs from there on. So a gateway remembers the texts of recent calls. What is
-remembered only counts where it means the very object that came back, so it changes how a prompt is written and never
-what it says.
+The Messages API carries a tool's input as an object, and the model's text of it is lost at the client: with other
+blanks the next prompt differs from there on. So a gateway remembers the texts of recent calls. A remembered text is
+used only if it means the very object that came back, so it changes how a prompt is written and never its meaning.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import msgspec
 MOST_CALLS = 16_384
 MOST_CHARACTERS = 8 * 2**20
 LONGEST_CHARACTERS = 64 * 1024
-"""A longer text is not remembered: it would take the place of too many others."""
+"""A longer text is not remembered: it would displace too many others."""
 
 
 class SaidArguments:
-    """Texts of arguments by the id of their call, those that were asked for longest ago go first. In any thread."""
+    """Texts of arguments by the id of their call, least recently used dropped first. Used by any thread."""
 
     def __init__(self, most_calls: int = MOST_CALLS, most_characters: int = MOST_CHARACTERS) -> None:
+        """Remember at most ``most_calls`` texts, of ``most_characters`` characters together."""
         self._most_calls = most_calls
         self._most_characters = most_characters
         self._texts: OrderedDict[str, str] = OrderedDict()
@@ -31,7 +31,7 @@ class SaidArguments:
         self._lock = threading.Lock()
 
     def note(self, call_id: str, text: str) -> None:
-        """Note a call that was made with these arguments. Mutates."""
+        """Remember the arguments of a call, unless they are too long or its id is known."""
         with self._lock:
             if len(text) > LONGEST_CHARACTERS or call_id in self._texts:
                 return
@@ -42,7 +42,7 @@ class SaidArguments:
                 self._characters -= len(oldest)
 
     def find(self, call_id: str, given: dict[str, Any]) -> str | None:
-        """Return the text of the call's arguments, if it means ``given``. Mutates the order."""
+        """Return the text of the call's arguments if it means ``given``, else None; it counts as used."""
         with self._lock:
             text = self._texts.get(call_id)
             if text is None:

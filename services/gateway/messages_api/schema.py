@@ -1,6 +1,6 @@
-"""POST /v1/messages and /v1/messages/count_tokens: requests. Unknown fields are ignored, as betas come and go.
+"""POST /v1/messages and /v1/messages/count_tokens: requests. Unknown fields are ignored, since betas come and go.
 
-What is known and would change the answer is read, so that it can be refused by name.
+Known fields that would change the answer are read, so that they can be refused by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class InputBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One block of a message: ``text``, ``tool_use``, ``tool_result``, ``thinking`` or ``redacted_thinking``.
 
     ``thinking`` is given back to the model where its template has a place for it; ``redacted_thinking`` and signatures
-    are not of this server and are left out.
+    do not come from this server and are ignored.
     """
 
     type: str
@@ -77,7 +77,7 @@ class MessagesTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """``name`` goes with ``tool`` alone."""
+    """Which tools the model may call. ``name`` belongs only to ``tool``."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -85,7 +85,7 @@ class MessagesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """``budget_tokens`` is accepted and bounds nothing: templates have a switch, no budget."""
+    """The switch for reasoning. ``budget_tokens`` is accepted and ignored: templates have a switch, no budget."""
 
     type: str
     budget_tokens: int | None = None
@@ -93,25 +93,27 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON by a schema."""
+    """The form of the answer: JSON by a schema."""
 
     type: str
     schema: dict[str, Any] | None = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """``effort`` reaches templates that have a variable ``reasoning_effort``."""
+    """Effort and form of the answer. ``effort`` is passed to templates with a variable ``reasoning_effort``."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the caller; ``user_id`` is accepted as OpenAI's ``user`` is."""
+
     user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes up the prompt."""
+    """The fields that make up the prompt."""
 
     model: str | None = None
     messages: Annotated[list[InputMessage], Meta(min_length=1)]

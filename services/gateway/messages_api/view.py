@@ -44,7 +44,7 @@ from shared.errors import ThermoclineError
 from shared.messages.requests import Lease
 
 SIGNATURE = "unsigned"
-"""Clients want one, and give a block of reasoning back only with it."""
+"""Signature of blocks of reasoning: clients send such a block back only with one."""
 
 
 def _event(event: msgspec.Struct) -> bytes:
@@ -57,7 +57,7 @@ FRAMING = sse.Framing(event=bytes, keepalive=_event(Ping()), end=b"")
 
 
 class MessagesView:
-    """Implements ``AnswerView``. Requests of this API have one choice."""
+    """The view of an answer with one choice, the only kind of this API. Implements ``AnswerView``."""
 
     framing = FRAMING
     wants_explanation = False
@@ -72,8 +72,9 @@ class MessagesView:
         hides_thinking: bool = False,
         said: SaidArguments | None = None,
     ) -> None:
-        """``max_tokens`` is what was asked, which the context may not have had room for. ``hides_thinking``: blocks of
-        reasoning are empty. ``said`` is told how calls were said.
+        """``max_tokens`` is the number asked for, for which the context may not have had room.
+
+        Blocks of reasoning are empty if ``hides_thinking``. ``said`` remembers the texts of calls' arguments.
         """
         self._generation = generation
         self._id = answer_id
@@ -86,24 +87,26 @@ class MessagesView:
         self.explanation: Explanation | None = None
 
     def opening(self) -> list[bytes]:
+        """Return ``message_start`` with the prompt's usage so far, and a ping."""
         return [_event(MessageStart(message=self._response([], None))), _event(Ping())]
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
-        """All events of what is new; those of the end come with ``closing``."""
+        """Return all events of the new parts; those of the end come with ``closing``."""
         data = b"".join(map(self._events, self._take(choice, delta)))
         return data or None
 
     def closing(self) -> list[bytes]:
+        """Return ``message_delta`` with the reason for the end and the final usage, and ``message_stop``."""
         assert self._stop is not None
-        return [
-            _event(MessageDelta(delta=self._stop, usage=self._usage())),
-            _event(MessageStop()),
-        ]
+        usage = messages_usage(self._generation)
+        return [_event(MessageDelta(delta=self._stop, usage=usage)), _event(MessageStop())]
 
     def failed(self, error: ThermoclineError) -> bytes:
+        """Return the event ``error``."""
         return sse.named_event("error", messages_error_body(error))
 
     def whole(self) -> bytes:
+        """Return the answer as one JSON body, after its end."""
         choice = self._generation.choices[0]
         self._take(choice, choice.assembly.take())
         return msgspec.json.encode(self._response([self._written(b) for b in self._list.blocks], self._stop))
@@ -113,13 +116,10 @@ class MessagesView:
         if delta.finish is not None:
             changes += self._list.end()
             self._stop = self._stopped(delta)
-            self._note_calls()
+            for block in self._list.blocks:
+                if block.kind == "call" and self._said is not None:
+                    self._said.note(block.call_id, block.text)
         return changes
-
-    def _note_calls(self) -> None:
-        for block in self._list.blocks:
-            if block.kind == "call" and self._said is not None:
-                self._said.note(block.call_id, block.text)
 
     def _stopped(self, delta: Delta) -> StopDelta:
         reason: StopReason = "end_turn"
@@ -163,15 +163,12 @@ class MessagesView:
             content=content,
             stop_reason=stop.stop_reason if stop else None,
             stop_sequence=stop.stop_sequence if stop else None,
-            usage=self._usage(),
+            usage=messages_usage(self._generation),
         )
-
-    def _usage(self) -> MessagesUsage:
-        return messages_usage(self._generation)
 
 
 def messages_usage(generation: Generation) -> MessagesUsage:
-    """Tokens so far, as Anthropic divides them."""
+    """Return the tokens so far, in Anthropic's parts."""
     report = usage_report(generation)
     found = report.prompt_tokens_details
     cached = found.cached_tokens
@@ -187,9 +184,9 @@ def messages_usage(generation: Generation) -> MessagesUsage:
 
 
 def _created(leases: Sequence[Lease], cached: int, written: int) -> tuple[int, CacheCreation]:
-    """Tokens behind those that were found, up to the last breakpoint: all of them, and by how long they are kept.
+    """Return the tokens between the hits and the last breakpoint: all of them, and by the time for which they are kept.
 
-    What lies behind the last breakpoint is cached as well, and counts as input, as it does at Anthropic.
+    Tokens behind the last breakpoint are cached as well, and count as input, as at Anthropic.
     """
     created: dict[int, int] = {}
     end = cached
@@ -212,7 +209,7 @@ def _begun(block: Block) -> OutputBlock:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments as an object; others are given as they are, under a name that says so."""
+    """Return a call's arguments as an object; others as text, in the one field :data:`UNFINISHED`."""
     try:
         decoded = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -1,1 +1,1 @@
-"""The shapes of the HTTP API: OpenAI's, with the extension fields that vLLM's users know."""
+"""Schemas of the HTTP API: OpenAI's, with the extension fields that vLLM's users know."""

@@ -9,7 +9,10 @@ from msgspec import Meta
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``lora_path`` is a directory of every node that has workers. ``load_inplace`` replaces what has the name."""
+    """An adapter to load.
+
+    ``lora_path`` is a folder on every node with workers; ``load_inplace`` replaces an adapter of that name.
+    """
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=128)]
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -17,7 +20,7 @@ class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``lora_int_id`` is vLLM's own number, which clients may send along; it says nothing here."""
+    """An adapter to unload. ``lora_int_id`` is vLLM's own number; it is accepted and ignored."""
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=128)]
     lora_int_id: int | None = None

@@ -32,21 +32,21 @@ class PromptSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     tokens: list[int] | None = None
-    tools: list[dict[str, Any]] | None = None  # Rendered with ``messages``.
+    tools: list[dict[str, Any]] | None = None  # Rendered into the prompt with ``messages``.
     cache_salt: Salt | None = None
     tenant: TenantName | None = None
     model: str | None = None  # The base model, or an adapter.
 
 
 class PinRequest(PromptSource, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to keep, and for how long."""
+    """A prompt to keep in host memory, and for how long."""
 
     ttl_s: Annotated[float, Meta(ge=0.001, le=MAX_TTL_S)] = 3600.0
     name: PinName | None = None
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """``held_tokens`` of its ``tokens`` are held in host memory now; more follows as copies are made."""
+    """A pinned prefix: ``held_tokens`` of its ``tokens`` are in host memory now; more follow as copies are made."""
 
     object: str = "cache.pin"
     name: str
@@ -55,15 +55,19 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     held_tokens: int
     pages: int
     expires_at: float  # Unix seconds.
-    refusal: str = ""  # Why it holds nothing.
+    refusal: str = ""  # Why the pin holds nothing, or empty.
 
 
 class PinList(msgspec.Struct, frozen=True, kw_only=True):
+    """All pins, those refused within the last minute included."""
+
     object: str = "list"
     data: list[Pin]
 
 
 class PinDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The confirmation that a pin was released."""
+
     object: str = "cache.pin"
     name: str
     deleted: bool = True
@@ -82,6 +86,8 @@ class CacheLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
+    """Cache leases, at most 1,024."""
+
     object: str = "list"
     data: list[CacheLease]
 
@@ -90,7 +96,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the radix tree: a span of ``tokens`` tokens, ``depth`` tokens below the root.
 
     ``device`` and ``host`` count its pages by worker and by storage, ``disk`` the chunks that end in it by storage,
-    and ``hidden`` those with hidden states, from which KV is restored.
+    and ``hidden`` the chunks with hidden states, from which KV is restored.
     """
 
     id: int
@@ -99,7 +105,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     tokens: int
     hits: int
-    head: list[int]  # Its first tokens, 16 at the most.
+    head: list[int]  # Its first tokens, at most 16.
     head_text: str | None = None
     device: dict[str, int]
     host: dict[str, int]
@@ -109,7 +115,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """``next_after`` goes on where this ends; it is null at the end."""
+    """One page of nodes. Pass ``next_after`` as ``after`` for the next page; it is null at the end."""
 
     object: str = "list"
     data: list[CacheNode]
@@ -126,11 +132,14 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
     leased: int
     free: int
-    form: str = ""  # Of a hidden pool: layers computed from tokens / from hidden states / kept as KV, such as "0/8/0".
+    form: str = ""  # For a hidden pool: layers computed from tokens / from hidden states / kept as KV, such as "0/8/0".
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
-    """``storages`` has each storage's own counters, or null where it did not answer."""
+    """Sizes and counters of the cache.
+
+    ``storages`` has each storage's own counters, or null where it did not answer.
+    """
 
     object: str = "cache.stats"
     page_size: int
@@ -139,18 +148,18 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned_pages: int
     cache_leases: int = 0
     leased_pages: int = 0
-    chunks: int  # Of KV on the disks, as far as the scheduler knows.
-    hidden_chunks: int  # The same of hidden states from which KV is restored.
-    sparse_chunks: int = 0  # Of ``chunks``: kept a second time, so that they can be read in part.
+    chunks: int  # Chunks of KV on the disks, as far as the scheduler knows.
+    hidden_chunks: int  # Chunks of hidden states, from which KV is restored.
+    sparse_chunks: int = 0  # Those of ``chunks`` stored a second time, so that they can be read in part.
     pools: list[PoolReport]
     hit_tokens: dict[str, int]  # By tier.
     counters: dict[str, int]
     storages: dict[str, dict[str, int] | None]
-    degraded: list[Shortfall] = []  # What processes of the cell were asked for and do not have.
+    degraded: list[Shortfall] = []  # Configured features that processes of the cell lack.
 
 
 class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything of the tiers, of one ``namespace``, or of that of one ``cache_salt`` and one ``tenant``.
+    """Tiers to flush: everything on them, or one ``namespace``, or that of one ``cache_salt`` and one ``tenant``.
 
     ``responses``: erase the kept answers of /v1/responses as well, all of them where neither salt nor tenant is given.
     """
@@ -163,7 +172,7 @@ class FlushRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FlushReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was dropped; an object store is emptied behind, and not counted."""
+    """Counts of dropped pages and chunks. An object store is emptied in the background, and not counted."""
 
     object: str = "cache.flush"
     tiers: list[str]
@@ -174,7 +183,7 @@ class FlushReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``cursor`` is the ``next_cursor`` of the answer before; without ``storage`` all are gone through."""
+    """Chunks to check. ``cursor`` is the ``next_cursor`` of the answer before; without ``storage``, all storages'."""
 
     storage: str | None = None
     cursor: str = ""
@@ -182,7 +191,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunks of ``storage`` that were read; ``next_cursor`` is null when everything was."""
+    """The chunks of ``storage`` that were checked; ``next_cursor`` is null after the last of all."""
 
     object: str = "cache.verification"
     storage: str | None
@@ -193,13 +202,13 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrewarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A string stands for ``{"prompt": string}``."""
+    """Prompts to bring into the cache. A string stands for ``{"prompt": string}``."""
 
     prompts: Annotated[list[str | PromptSource], Meta(min_length=1, max_length=MAX_PREWARMED)]
 
 
 class PrewarmedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the prompt had been cached before; all of its whole pages are cached now, unless there is an ``error``."""
+    """The tiers on which a prompt was cached before; its whole pages are cached now, unless there is an ``error``."""
 
     index: int
     prompt_tokens: int
@@ -208,6 +217,8 @@ class PrewarmedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrewarmReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of each prompt, in order, and how many failed."""
+
     object: str = "cache.prewarm"
     data: list[PrewarmedPrompt]
     failed: int

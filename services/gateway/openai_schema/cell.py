@@ -1,4 +1,4 @@
-"""The cell as operators read it: GET /v1/cell and GET /v1/cell/events."""
+"""The cell's status for operators: GET /v1/cell and GET /v1/cell/events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.gateway.openai_schema.models import Shortfall
 
 
 class CellDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker computes on; ``note`` says why a GPU that is there is not used."""
+    """The device of a worker; ``note`` says why an existing GPU is not used."""
 
     kind: str
     name: str
@@ -21,7 +21,7 @@ class CellDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a storage may hold, in bytes; 0 is none. ``awaits_pool``: its host pool is being made."""
+    """The bounds of a storage, in bytes; 0 is none. ``awaits_pool``: its host pool is being made."""
 
     storage_id: str
     host: int
@@ -31,7 +31,7 @@ class CellBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker. ``draining``: it is given nothing new and is about to leave."""
+    """A worker. ``draining``: it gets no new requests and is about to end."""
 
     worker_id: str
     incarnation: str
@@ -42,7 +42,7 @@ class CellWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRestoration(msgspec.Struct, frozen=True, kw_only=True):
-    """How long prefixes took to come back from below host memory in one way: sums of seconds over ``count``.
+    """Times to restore prefixes from below host memory in one way: sums of seconds over ``count``.
 
     ``bias`` and ``error`` are smoothed relative errors of the predictions, with and without their sign.
     """
@@ -56,9 +56,9 @@ class CellRestoration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellTenant(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cell has of a tenant, or of all other callers (``other``). Bytes are of all pools of a tier.
+    """The requests and cached bytes of a tenant, or of all other callers (``other``).
 
-    Tenants of one salt have one cache: each is told all of it.
+    Bytes are those of all pools of a tier. Tenants with one salt have one cache: each is shown all of it.
     """
 
     tenant: str
@@ -70,9 +70,9 @@ class CellTenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter that may be asked for: the ``workers`` that have it, and why others could not load it.
+    """A LoRA adapter that requests may ask for: the ``workers`` that have it, and why others could not load it.
 
-    ``requests`` wait or run, under whatever name of it.
+    ``requests`` wait or run with it, under any of its names.
     """
 
     name: str
@@ -84,10 +84,10 @@ class CellAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of KV that went from one place to another since the cell began. Rates are differences of two reports.
+    """Tokens of KV moved from one place to another since the cell started. Rates are differences of two reports.
 
-    ``source`` is a tier, ``computed``, or ``lent`` (another node); ``target`` is a tier. What a worker loads from
-    another worker's device counts as ``host`` to ``device``.
+    ``source`` is a tier, ``computed``, or ``lent`` (another node); ``target`` is a tier. Loads from another worker's
+    device count as ``host`` to ``device``.
     """
 
     source: str
@@ -96,10 +96,10 @@ class CellFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellSavings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cache saved since the cell began: ``tokens`` of prompts were reused, ``computed_tokens`` were not.
+    """Work that the cache saved since the cell started.
 
-    ``prefill_seconds`` is how long the reused ones would have taken by the measured speed of their workers,
-    ``load_seconds`` the time of loads that brought them back.
+    ``tokens`` of prompts were reused, ``computed_tokens`` were not. ``prefill_seconds`` is how long the reused ones
+    would have taken by the measured speed of their workers, ``load_seconds`` the time of loads that brought them back.
     """
 
     tokens: int
@@ -109,11 +109,11 @@ class CellSavings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the active scheduler says of its cell (``shared.messages.status.CellStatus``), complete.
+    """The complete status of the cell by its active scheduler (``shared.messages.status.CellStatus``).
 
-    ``age_ms`` is how long ago this gateway heard it, in milliseconds; 0 where it was asked for. ``tenants`` are those
-    of this gateway's file and ``other``; none without a file. ``degraded`` is what processes were asked
-    for and do not have. ``models`` are the names that this gateway serves, the base model first.
+    ``age_ms`` is the time since this gateway received it, in milliseconds; 0 where it was requested. ``tenants`` are
+    those of this gateway's file and ``other``; none without a file. ``degraded`` lists configured features that
+    processes lack. ``models`` are the names that this gateway serves, the base model first.
     """
 
     object: str = "cell"
@@ -161,7 +161,7 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A link that opens the page at ``/ui`` once, within so many seconds: ``path`` behind the gateway's address."""
+    """A link that opens the page at ``/ui`` once, before it expires; ``path`` follows the gateway's address."""
 
     object: str = "page_link"
     code: str
@@ -170,13 +170,13 @@ class PageLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands behind ``#once=`` in such a link."""
+    """The code behind ``#once=`` in such a link."""
 
     code: Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class PageKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The key that the page sends from then on."""
+    """The key that the page sends with its requests."""
 
     object: str = "page_key"
     admin_key: str

@@ -15,7 +15,7 @@ from services.gateway.openai_schema.usage import PromptLogprob, TimingReport, Us
 Positive = Annotated[int, Meta(ge=1)]
 
 
-# What JSON holds has no cycles, and a conversation of 100,000 messages is long to look through for them.
+# No gc: JSON has no cycles, and scanning a conversation of 100,000 messages for them takes long.
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -36,9 +36,9 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
-    cache_control: CacheControl | None = None  # Of content that is one text.
+    cache_control: CacheControl | None = None  # For content that is one text.
     reasoning_content: str | None = None
-    reasoning: str | None = None  # Another name of it, as newer clients have it.
+    reasoning: str | None = None  # The name that newer clients use for ``reasoning_content``.
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # For templates that have a variable of this name.
-    # Refused, as those of the base.
+    # Refused, as those of the base class.
     echo: Any = None
     chat_template: Any = None
     documents: Any = None
@@ -72,13 +72,15 @@ REFUSED_CHAT_FIELDS = ("functions", "function_call", "audio", "echo", "chat_temp
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the most likely tokens at a position."""
+
     token: str
     logprob: float
     bytes: list[int] | None
 
 
 class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """``bytes`` are the token's own, which may be part of a character."""
+    """The logprob of an answer's token. ``bytes`` are the token's own, which may be part of a character."""
 
     token: str
     logprob: float
@@ -87,25 +89,29 @@ class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Logprobs of a choice or chunk, one entry a token; ``refusal`` is always null."""
+
     content: list[ChatLogprob]
     refusal: None = None
 
 
 class AnswerFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """``arguments`` is JSON text as the model said it; whether it is valid is for the caller to see."""
+    """The function of a call. ``arguments`` is JSON text as the model wrote it, and may be invalid."""
 
     name: str
     arguments: str
 
 
 class AnswerToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool in a whole answer."""
+
     id: str
     type: Literal["function"] = "function"
     function: AnswerFunction
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """``content`` is null where there is nothing but reasoning or calls."""
+    """The message of an answer. ``content`` is null where it has only reasoning or calls."""
 
     role: str = "assistant"
     content: str | None
@@ -115,6 +121,8 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice of a whole answer. ``stop_reason`` is the stop text or token that was met, as in vLLM."""
+
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
@@ -124,6 +132,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer. Fields after ``system_fingerprint`` are present only if asked for."""
+
     id: str
     object: str = "chat.completion"
     created: int
@@ -138,12 +148,14 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of a function, in a call's first delta, or more of its arguments."""
+
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's first delta has ``id``, ``type`` and the name; each has more of its arguments."""
+    """An addition to a call. The first has ``id``, ``type`` and the name; each has more of its arguments."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -152,6 +164,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Additions of a chunk to a message; ``role`` is in a choice's first chunk."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -159,6 +173,8 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Additions of a chunk to one choice; the reasons are in its last chunk."""
+
     index: int
     delta: AnswerDelta
     logprobs: ChatLogprobs | None = None
@@ -168,6 +184,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed answer."""
+
     id: str
     object: str = "chat.completion.chunk"
     created: int

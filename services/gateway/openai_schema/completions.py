@@ -17,7 +17,7 @@ Prompt = str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
-    """``prompt`` is a string, a list of strings, a list of token ids or a list of such lists."""
+    """A text to continue. ``prompt`` is a string, a list of strings, a list of token ids or a list of such lists."""
 
     prompt: Prompt
     max_tokens: NotNegative | None = None

@@ -8,7 +8,7 @@ from shared.errors import ThermoclineError
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """``type`` and ``code`` are stable; ``param`` names the field at fault where there is one."""
+    """An error. ``type`` and ``code`` are stable; ``param`` names the field at fault, if any."""
 
     message: str
     type: str
@@ -23,6 +23,7 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_detail(error: ThermoclineError) -> ErrorDetail:
+    """Return ``error`` in OpenAI's shape, without the enclosing object."""
     return ErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
 
 

@@ -19,11 +19,11 @@ Cause = Literal[
     "tools_reordered",  # The same tools in another order.
     "tools_changed",  # Other tools, or other descriptions.
     "date_or_time",
-    "identifier",  # Of a request, session or user: a UUID or what looks like one.
+    "identifier",  # Of a request, session or user: a UUID or a text that looks like one.
     "number",  # A counter, or another number.
-    "template_variable",  # The chat template's own words: sampling of the template, such as enable_thinking.
+    "template_variable",  # The chat template's own text, such as that of enable_thinking.
     "system_prompt",  # The system message was edited.
-    "answer_changed",  # An earlier answer comes back otherwise than it was generated.
+    "answer_changed",  # An earlier answer differs from how it was generated.
     "tool_result",
     "other_conversation",  # The first user message differs: nothing is wrong.
     "other_turn",  # A later user message differs, as after editing one: nothing is wrong.
@@ -32,7 +32,7 @@ Cause = Literal[
 
 
 class TimePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the time to first token. ``start_ms`` counts from when the HTTP request was complete."""
+    """A part of the time to first token. ``start_ms`` counts from the completion of the HTTP request."""
 
     name: PartName
     start_ms: float
@@ -40,7 +40,7 @@ class TimePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens [start, end) of the prompt, and where their KV came from. ``reason`` says of computed ones why."""
+    """Tokens [start, end) of the prompt, and where their KV came from. ``reason`` says why tokens were computed."""
 
     start: int
     end: int
@@ -50,11 +50,11 @@ class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the prompt leaves the nearest cached path: at ``token``, in ``message`` (from 0) or another ``part`` of it.
+    """The point at which the prompt leaves the nearest cached path.
 
-    ``before`` is the text that both have, ``prompt`` and ``cached`` what follows in each; ``cached`` and
-    ``lost_tokens`` are null for callers who may not know them. So many tokens were computed although the cached path
-    has them too, in about ``lost_ms``.
+    It is at ``token``, in ``message`` (from 0) or another ``part``. ``before`` is the text that both have, ``prompt``
+    and ``cached`` the text that follows in each; ``cached`` and ``lost_tokens`` are null for callers who may not see
+    them. ``lost_tokens`` were computed although the cached path has them too, in about ``lost_ms``.
     """
 
     kind: PointKind
@@ -71,9 +71,9 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostlyDivergence(msgspec.Struct, frozen=True, kw_only=True):
-    """A point at which ``requests`` prompts left the cache, told by the latest of them.
+    """A point at which ``requests`` prompts left the cache, described by the latest of them.
 
-    ``lost_tokens`` may be up to ``error_tokens`` too many. Texts and cause are null where no tokenizer is at hand.
+    ``lost_tokens`` may be up to ``error_tokens`` too many. Texts and cause are null where no tokenizer is available.
     """
 
     namespace: str

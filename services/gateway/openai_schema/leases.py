@@ -1,4 +1,4 @@
-"""What callers may say about how long their prefixes are kept, in the words of the APIs that they know."""
+"""Fields by which callers ask for prefixes to be kept, with the names of the APIs that they come from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ReturnsIn = Annotated[float, Meta(gt=0, le=MAX_RETURN_S)]
 
 
 class CacheControl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Anthropic's breakpoint: the prompt up to the end of what it stands at is kept for ``ttl``."""
+    """Anthropic's breakpoint: the prompt up to the end of the part that has it is kept for ``ttl``."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
 
 
 class CacheLeaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the leases that a request asked for; the longest of each prompt counts.
+    """The outcome of the leases that a request asked for; the longest of each prompt counts.
 
     ``granted_tokens`` of the prompts are kept until ``expires_at`` (Unix seconds; each use defers it), or ``refused``
     says why not (``shared.messages.worker_plans.LeaseGrant``).

@@ -9,7 +9,7 @@ from services.gateway.openai_schema.errors import ErrorDetail
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's fields, vLLM's ``root`` and ``max_model_len``, and the bound of token ids."""
+    """A model or adapter: OpenAI's fields, vLLM's ``root`` and ``max_model_len``, and the bound of token ids."""
 
     id: str
     object: str = "model"
@@ -22,16 +22,20 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The base model, then the loaded adapters."""
+
     object: str = "list"
     data: list[ModelCard]
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of this gateway's package."""
+
     version: str
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a process of the cell (``component``) was asked for, by ``setting``, and does not have now.
+    """A feature that a process of the cell (``component``) was configured for, by ``setting``, and lacks now.
 
     ``reason`` is empty for callers without the admin key.
     """
@@ -43,7 +47,7 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker computes on. ``note`` says why a GPU that is there is not used."""
+    """The device of a worker. ``note`` says why an existing GPU is not used."""
 
     worker_id: str
     kind: str
@@ -53,7 +57,7 @@ class ServingDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingPool(msgspec.Struct, frozen=True, kw_only=True):
-    """Where KV is kept: ``tier`` is device, host, hidden, disk or remote, ``owner`` a worker or a storage.
+    """A place of KV: ``tier`` is device, host, hidden, disk or remote, ``owner`` a worker or a storage.
 
     ``tokens`` and ``bytes`` are null where nothing bounds them. ``is_ready`` is false while a pool is being made.
     """
@@ -66,8 +70,9 @@ class ServingPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers requests. A request may have ``context_tokens``: ``model_context_tokens``, or what a device pool
-    holds where that is less.
+    """The devices and pools that serve requests.
+
+    A request may have ``context_tokens``: ``model_context_tokens``, or the size of a device pool where that is less.
     """
 
     devices: list[ServingDevice]
@@ -80,9 +85,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """``status`` is ``live``, ``ready``, ``degraded`` or ``not_ready``. ``degraded``: requests are answered, and
-    something that was asked for is missing. ``error`` and ``reasons`` are there when ``status`` is ``not_ready``,
-    ``serving`` when requests are answered.
+    """The health of a gateway. ``status`` is ``live``, ``ready``, ``degraded`` or ``not_ready``.
+
+    ``degraded``: requests are answered, and a configured feature is missing. ``error`` and ``reasons`` are present when
+    ``status`` is ``not_ready``, ``serving`` when requests are answered.
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""Request fields that completions and chat completions share. Unknown fields are ignored, as vLLM does."""
+"""Request fields that completions and chat completions share. Unknown fields are ignored, as in vLLM."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Extension ``cache``: whether this request may use cached prefixes and leave its own, and how exactly.
 
-    Without ``fidelity`` the deployment's default holds. Fields after it belong to fidelity ``importance``
-    (``shared.messages.requests.Importance``).
+    Without ``fidelity`` the deployment's default applies. Fields after it belong to fidelity ``importance``
+    (``shared.messages.requests.Importance``), except ``returns_in_s``.
     """
 
     read: bool = True
@@ -60,11 +60,11 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     metric: str | None = None  # Checked in ``admission``, whose refusal names those that exist.
     first_tokens: KeptTokens | None = None
     recent_tokens: KeptTokens | None = None
-    returns_in_s: ReturnsIn | None = None  # The caller will go on with the answer in about so long.
+    returns_in_s: ReturnsIn | None = None  # Expected seconds from the answer to the session's next request.
 
 
 IMPORTANCE_FIELDS = ("ratio", "metric", "first_tokens", "recent_tokens")
-"""Fields of ``cache`` that mean something under fidelity ``importance`` alone."""
+"""Fields of ``cache`` that are valid only with fidelity ``importance``."""
 
 
 Schema = dict[str, Any] | str
@@ -74,7 +74,7 @@ WrittenGrammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's ``structured_outputs``: one of the first five says what the answer must look like."""
+    """vLLM's ``structured_outputs``: one of the first five constrains the answer."""
 
     json: Schema | None = None
     regex: Pattern | None = None

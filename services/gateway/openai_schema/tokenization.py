@@ -11,7 +11,7 @@ from services.gateway.openai_schema.chat import ChatMessage
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Either ``prompt`` or ``messages``."""
+    """A text or conversation to tokenise: either ``prompt`` or ``messages``."""
 
     model: str | None = None
     prompt: str | None = None
@@ -25,6 +25,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens, their number, and their texts if asked for."""
+
     count: int
     max_model_len: int
     tokens: list[int]
@@ -32,9 +34,13 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids to decode."""
+
     tokens: list[int]
     model: str | None = None
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of the tokens."""
+
     prompt: str

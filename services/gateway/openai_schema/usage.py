@@ -9,15 +9,13 @@ from services.gateway.openai_schema.leases import CacheLeaseReport
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """``cached_tokens`` is OpenAI's; the others say on which tier they were found.
+    """Hits of a prompt. ``cached_tokens`` is OpenAI's field; the others give the hits by tier.
 
-    ``disk_tokens`` and ``remote_tokens`` were brought up for this request from the disk and the object store,
-    ``neighbour_tokens`` were copied from another device of the node, ``lent_tokens`` read from another node for this
-    request, ``hidden_tokens`` restored from hidden states or a
-    mix of them, KV and recomputation. Of ``sparse_tokens`` only the important ones were loaded.
-
-    ``cache_write_tokens`` were not found, and this request added their KV to the cache; those of a page that the prompt
-    does not fill are added once the answer fills it.
+    ``disk_tokens`` and ``remote_tokens`` were fetched for this request from the disk and the object store,
+    ``neighbour_tokens`` copied from another device of the node, ``lent_tokens`` read from another node,
+    ``hidden_tokens`` restored from hidden states or a mix of them, KV and recomputation. Of ``sparse_tokens`` only the
+    important ones were loaded. ``cache_write_tokens`` were not hits, and this request added their KV to the cache;
+    those of a page that the prompt does not fill are added once the answer fills it.
     """
 
     cached_tokens: int
@@ -33,13 +31,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """``reasoning_tokens`` stand between the markers of reasoning."""
+    """Parts of the output: ``reasoning_tokens`` stand between the markers of reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded of sparse prefixes: sums over all choices, since each of them chose and read by itself.
+    """The parts of sparse prefixes that were loaded: sums over all choices, since each chose and read by itself.
 
     ``loaded_tokens`` of ``prefix_tokens`` were loaded in each layer. In ``layers_fallen_back`` of ``layers`` the probe
     heads disagreed and all keys were read.
@@ -57,7 +55,8 @@ class ImportanceReport(msgspec.Struct, frozen=True, kw_only=True):
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the request; a prompt counts once, however many choices it has.
 
-    ``importance`` is null where every token of every choice is exact, ``cache_lease`` absent where no lease was asked.
+    ``importance`` is null where every token of every choice is exact; ``cache_lease`` is absent where no lease was
+    asked for.
     """
 
     prompt_tokens: int
@@ -70,11 +69,11 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds along the way of the first choice to its first token; null is unknown.
+    """Milliseconds of the first choice up to its first token; null is unknown.
 
-    ``accept_ms`` HTTP request complete to stored in the stream; ``admit_ms`` to known by its worker;
-    ``queue_ms`` to its first step; ``load_ms`` page loads; ``compute_ms`` the rest until the first token was
-    sampled; ``first_token_ms`` all of it; ``total_ms`` until the gateway writes this.
+    ``accept_ms``: from the complete HTTP request to its storage in the stream; ``admit_ms``: from there to its arrival
+    at the worker; ``queue_ms``: to its first step; ``load_ms``: page loads; ``compute_ms``: the rest until the first
+    token was sampled; ``first_token_ms``: all of it; ``total_ms``: until the gateway writes this.
     """
 
     accept_ms: float | None
@@ -87,7 +86,7 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's shape; ``rank`` is null where the token is not among the most likely ones."""
+    """A prompt token's logprob in vLLM's shape; ``rank`` is null where it is not among the most likely ones."""
 
     logprob: float
     rank: int | None

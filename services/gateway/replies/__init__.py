@@ -1,1 +1,1 @@
-"""What an answer's text means: visible text, reasoning, and tool calls."""
+"""Reading of answers: visible text, reasoning, and tool calls."""

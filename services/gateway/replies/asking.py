@@ -1,4 +1,4 @@
-"""What a request means for its answers: the grammar that they keep to, and how each is read. Pure."""
+"""From a request to its answers' form: the grammar that constrains them, and how each is read. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from shared.errors import InvalidRequest
 from shared.messages.requests import Grammar
 
 PROMPT_END_TOKENS = 32
-"""More than a marker of reasoning and the blanks behind it take."""
+"""Tokens at a prompt's end that are decoded: more than a marker of reasoning and the blanks behind it have."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedReply:
-    """``new_reply`` makes the reply of one choice from its request id, on which the ids of its calls depend.
+    """The form of a request's answers.
 
-    ``grammar`` joins that of the text, if any, with what tools and reasoning need; ``shown_special_tokens`` are those
-    that the worker must not leave out of the text, because they mark parts.
+    ``new_reply`` makes the reply of one choice from its request id, on which the ids of its calls depend. ``grammar``
+    combines that of the text, if any, with those of tools and reasoning; the worker must keep ``shown_special_tokens``
+    in the text, because they mark parts.
     """
 
     grammar: Grammar | None = None
@@ -43,7 +44,10 @@ def ask_reply(
     *,
     text_grammar: Grammar | None = None,
 ) -> AskedReply:
-    """``prompt`` is the tokenised conversation: it may end within reasoning. Raises InvalidRequest."""
+    """Return the form of the answers to a request. Raises InvalidRequest.
+
+    ``prompt`` is the tokenised conversation; it may end within reasoning.
+    """
     ask = asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     if ask is not None and formats.tools is None:
         if ask.is_forced:
@@ -57,7 +61,7 @@ def ask_reply(
     if ask is None and thinking is None:
         return AskedReply(grammar=text_grammar)
     if ask is not None and ask.is_forced and not formats.traits.takes_many_calls:
-        ask = replace(ask, is_parallel=False)  # The template could not give several back.
+        ask = replace(ask, is_parallel=False)  # The template could not render several.
     calls = (formats.tools, ask) if formats.tools is not None and ask is not None else None
     specials = tokenizer.specials_by_text
     markers = [*(calls[0].syntax.markers if calls else ()), *(thinking.syntax.markers if thinking else ())]

@@ -26,12 +26,13 @@ class Block:
 
     @property
     def text(self) -> str:
+        """All of its text so far."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``block`` began, grew by ``text``, or ended."""
+    """A change of the list: ``block`` began, grew by ``text``, or ended."""
 
     kind: Literal["began", "grew", "ended"]
     block: Block
@@ -39,19 +40,21 @@ class Change:
 
 
 class BlockList:
-    """The blocks of one choice as its parts come. All methods but the properties mutate."""
+    """The blocks of one choice, built from its parts. All methods but the properties change it."""
 
     def __init__(self) -> None:
+        """Begin with no blocks."""
         self.blocks: list[Block] = []
         self._open: Block | None = None
         self._calls: dict[int, Block] = {}
 
     @property
     def has_calls(self) -> bool:
+        """Whether a tool call has begun."""
         return bool(self._calls)
 
     def take(self, parts: Iterable[ReplyPart]) -> list[Change]:
-        """Add ``parts``; what changed, in order."""
+        """Add ``parts``; return the changes, in order."""
         changes: list[Change] = []
         for part in parts:
             if isinstance(part, CallBegun):
@@ -66,7 +69,7 @@ class BlockList:
         return changes
 
     def end(self) -> list[Change]:
-        """Close what is open."""
+        """Close the open block, if any; return the change."""
         changes: list[Change] = []
         self._close(changes)
         return changes

@@ -1,4 +1,4 @@
-"""Ids of tool calls: the same for the same call of the same request, wherever they are computed. Pure."""
+"""Ids of tool calls: pure functions of the request and the call's number, so they are the same wherever computed."""
 
 from __future__ import annotations
 

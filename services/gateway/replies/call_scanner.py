@@ -1,8 +1,8 @@
-"""One tool call in JSON, read as its characters come.
+"""An incremental scanner of one tool call in JSON.
 
-``{"name": "f", "arguments": {...}}``: keys in any order, ``parameters`` in the place of ``arguments``, other keys are
-skipped. Arguments are given verbatim, as soon as the name is known. They end where their brackets close; whether they
-are valid JSON is for the caller to see, as OpenAI's API has it.
+``{"name": "f", "arguments": {...}}``: keys in any order, ``parameters`` in place of ``arguments``, other keys are
+skipped. Arguments are passed on verbatim, as soon as the name is known. They end where their brackets close; whether
+they are valid JSON is left to the caller, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ _SPACE = " \t\r\n"
 _SCALAR_END = ",}] \t\r\n"
 
 Characters = Generator[None, str, str]
-"""Takes characters; returns the first that it does not take."""
+"""A generator that is sent characters and returns the first that it does not take."""
 
 
 class ScanState(Enum):
+    """The state of a scanner: within the call, at its end, or at text that is no call."""
+
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"  # The next character cannot be part of a call.
 
 
 class _NotACall(Exception):
-    """What was read is no call."""
+    """The characters so far are no call."""
 
 
 class CallScanner:
-    """The scanner of one call. Until ``has_begun`` all that it took is in ``raw``, so that it can be given as text."""
+    """The scanner of one call. Until ``has_begun`` its characters are in ``raw``, so that they can be given as text."""
 
     def __init__(self, *, known_names: Collection[str] | None = None, name: str = "") -> None:
-        """With ``known_names`` a call of another tool is none. With a ``name`` only its arguments are read."""
+        """With ``known_names``, calls of other tools are not calls. With a ``name``, only the arguments are read."""
         self.state = ScanState.RUNNING
         self.has_begun = False
         self.raw = ""
@@ -47,7 +49,7 @@ class CallScanner:
         next(self._machine)
 
     def feed(self, text: str) -> str:
-        """Take characters of ``text``; returns those that do not belong to the call. Mutates."""
+        """Scan characters of ``text``; return those behind the call."""
         taken: list[str] = []
         for character in text:
             try:
@@ -66,10 +68,10 @@ class CallScanner:
         return text[len(taken) :]
 
     def end(self) -> None:
-        """End the answer. All that was taken is in ``raw`` anyhow, or sent."""
+        """Note the end of the answer. Does nothing: all characters are in ``raw`` or were passed on."""
 
     def take_arguments(self) -> str:
-        """Arguments since the last call. Mutates."""
+        """Return the arguments scanned since the last call."""
         text, self._arguments = "".join(self._arguments), []
         return text
 
@@ -147,7 +149,7 @@ def _space(character: str) -> Characters:
 
 
 def _string(character: str) -> Generator[None, str, tuple[str, str]]:
-    """Read a string's value and the character behind it."""
+    """Read a string; return its value and the character behind it."""
     if character != '"':
         raise _NotACall
     raw: list[str] = []
@@ -160,7 +162,7 @@ def _string(character: str) -> Generator[None, str, tuple[str, str]]:
 
 
 def _quoted(keep: Callable[[str], None], *, closes: bool = False) -> Characters:
-    """Read the rest of a string whose quote was read."""
+    """Read the rest of a string whose opening quote was read."""
     keep('"')
     while True:
         character = yield
@@ -172,7 +174,10 @@ def _quoted(keep: Callable[[str], None], *, closes: bool = False) -> Characters:
 
 
 def _nested(character: str, keep: Callable[[str], None], *, closes: bool = False) -> Characters:
-    """Read an object or list whose bracket was read. With ``closes`` it ends with its last bracket, not behind it."""
+    """Read an object or list whose bracket was read.
+
+    If ``closes``, end with its last bracket, not at the next character.
+    """
     depth = 0
     while True:
         if character == '"':

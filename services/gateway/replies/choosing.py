@@ -1,4 +1,4 @@
-"""How the answers of one model are read: chosen once, when the gateway starts."""
+"""The choice of formats by which one model's answers are read, made once when the gateway starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.gateway.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormats:
-    """The formats in which this model calls tools and reasons; None where it does not, or is not to be read."""
+    """The formats in which this model calls tools and reasons; None where it does not, or they are not to be read."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningSyntax | None = None
@@ -20,7 +20,7 @@ class ReplyFormats:
 
 
 def choose_formats(tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto") -> ReplyFormats:
-    """Return the formats of these names, or those that the chat template shows."""
+    """Return the formats of these names; ``auto`` is the one that the chat template shows."""
     source = tokenizer.template_source
     traits = template_traits(tokenizer.render, source) if source else NO_TRAITS
     has_tools = "tools" in tokenizer.template_variables

@@ -11,7 +11,7 @@ from services.gateway.replies.tool_reader import ARGUMENTS_MARKER, ToolSyntax
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """How a grammar has a model write calls: ``begin (before NAME middle ARGUMENTS after){between} end``."""
+    """The shape of calls in grammars: ``begin (before NAME middle ARGUMENTS after){between} end``."""
 
     before: str
     middle: str
@@ -19,13 +19,13 @@ class CallShape:
     between: str
     begin: str = ""
     end: str = ""
-    list_when_many: bool = False  # Several calls stand in ``[...]``, one does not.
+    list_when_many: bool = False  # Several calls stand in ``[...]``, a single one does not.
     name_is_json: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """What is read, and what a grammar asks for."""
+    """A format of tool calls: the syntax to read, and the shape that a grammar enforces."""
 
     name: str
     syntax: ToolSyntax
@@ -69,14 +69,14 @@ _QWEN3_CODER = ToolFormat(
 )  # fmt: skip
 
 REASONING_PARSERS = ("auto", "think", "deepseek_r1", "none")
-"""Values of ``--reasoning-parser``, beside two markers with a comma between them."""
+"""Values of ``--reasoning-parser``, besides two markers with a comma between them."""
 
 THINK = ReasoningSyntax("<think>", "</think>")
 BRACKETED = ReasoningSyntax("[THINK]", "[/THINK]")
 
 
 def tool_format(name: str, template: str) -> ToolFormat | None:
-    """Return the format of this name; ``auto`` is the one that the template's source shows, ``none`` is None."""
+    """Return the format of this name, or None for ``none``; ``auto`` is the one that the template's source shows."""
     if name == "auto":
         name = _shown_by(template)
     if name == "mistral":
@@ -85,7 +85,7 @@ def tool_format(name: str, template: str) -> ToolFormat | None:
 
 
 def reasoning_syntax(name: str, template: str) -> ReasoningSyntax | None:
-    """Return the markers of this name; ``auto`` are those that the template's source has, ``none`` is None."""
+    """Return the markers of this name, or None for ``none``; ``auto`` are those in the template's source."""
     if name == "auto":
         return next((known for known in (THINK, BRACKETED) if known.closer in template), None)
     if name == "think":
@@ -97,7 +97,7 @@ def reasoning_syntax(name: str, template: str) -> ReasoningSyntax | None:
 
 
 def reasoning_fault(name: str) -> str:
-    """Return what is wrong with a value of ``--reasoning-parser``; "" if nothing."""
+    """Return what is wrong with a value of ``--reasoning-parser``, or ""."""
     opener, comma, closer = name.partition(",")
     if name in REASONING_PARSERS or (comma and opener.strip() and closer.strip()):
         return ""

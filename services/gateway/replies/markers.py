@@ -1,4 +1,4 @@
-"""Markers in a text that comes in pieces. Pure."""
+"""Search for markers in a text that arrives in pieces. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def find_first(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
-    """Place and marker of the first occurrence; of several at one place the longest."""
+    """Return position and marker of the first occurrence, or None; of several at one position, the longest."""
     found = [(place, -len(marker), marker) for marker in markers if (place := text.find(marker)) >= 0]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""From the text of a parameter to its JSON, by the schema of the tool. For calls that are written as XML. Pure."""
+"""From a parameter's text to its JSON, by the tool's schema, for calls written as XML. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ JSON_TYPES: Final = frozenset({"string", "number", "integer", "boolean", "null",
 STRING: Final = frozenset({"string"})
 
 _MOST_STEPS: Final = 32
-"""References and combinations that are followed into a schema; behind them everything is allowed."""
+"""Limit on references and combinations followed into a schema; beyond it every type is allowed."""
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """JSON types that the parameter ``name`` of a tool with this ``schema`` may have."""
+    """Return the JSON types that the parameter ``name`` of a tool with this ``schema`` may have."""
     return allowed_types(parameter_schema(schema, name), schema)
 
 
 def parameter_schema(schema: Mapping[str, Any], name: str) -> object:
-    """Return the schema of one parameter; that of ``additionalProperties`` for one that is not declared."""
+    """Return the schema of one parameter, or that of ``additionalProperties`` if it is not declared."""
     found = resolved(schema, schema)
     properties = found.get("properties") if isinstance(found, Mapping) else None
     if isinstance(properties, Mapping) and name in properties:
@@ -28,7 +28,10 @@ def parameter_schema(schema: Mapping[str, Any], name: str) -> object:
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """Return what a reference within ``root`` leads to; the schema itself where it is none, or leads nowhere."""
+    """Return the target of a local reference within ``root``, or the schema itself if it is no such reference.
+
+    A reference without a target gives None; a chain that is too long gives True.
+    """
     for _ in range(_MOST_STEPS):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -40,7 +43,7 @@ def resolved(schema: object, root: Mapping[str, Any]) -> object:
 
 
 def allowed_types(schema: object, root: Mapping[str, Any], steps: int = _MOST_STEPS) -> frozenset[str]:
-    """JSON types of the values that may be valid under ``schema``, a part of ``root``."""
+    """Return the JSON types of values that may be valid under ``schema``, a part of ``root``."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or steps == 0:
         return JSON_TYPES
@@ -62,8 +65,8 @@ def allowed_types(schema: object, root: Mapping[str, Any], steps: int = _MOST_ST
 def json_value(text: str, types: frozenset[str]) -> str:
     """Return the JSON of a parameter that was written as ``text``.
 
-    JSON of one of ``types`` stands as it was written; so do ``True`` and ``None`` of Python, in JSON's spelling.
-    Everything else is a string, also where the schema allows none: the tool sees what the model wrote.
+    JSON of one of ``types`` is returned as written; Python's ``True`` and ``None`` are converted to JSON's spelling.
+    Everything else becomes a string, even where the schema allows none: the tool sees what the model wrote.
     """
     if types == STRING:
         return json.dumps(text, ensure_ascii=False)
@@ -76,7 +79,7 @@ def json_value(text: str, types: frozenset[str]) -> str:
 
 
 def is_inside_string(text: str) -> bool:
-    """Whether ``text``, the beginning of a JSON list or object, ends within one of its strings."""
+    """Return whether ``text``, the beginning of a JSON list or object, ends within one of its strings."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     is_inside = is_escaped = False

@@ -1,4 +1,4 @@
-"""The parts of a model's answer, in the order in which it says them. Every endpoint writes these in its own shapes."""
+"""The parts of a model's answer, in the order in which it writes them. Each endpoint has its own shapes for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model thought before it answered."""
+    """Text of the reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call with a known name. ``index`` counts the calls of one answer from 0."""
+    """The beginning of a tool call, whose name is known. ``index`` counts the calls of one answer from 0."""
 
     index: int
     call_id: str
@@ -31,7 +31,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text as the model said it."""
+    """More of a call's arguments: JSON text as the model wrote it."""
 
     index: int
     text: str
@@ -41,20 +41,22 @@ ReplyPart = Text | Reasoning | CallBegun | CallArguments
 
 
 class ReplyReader(Protocol):
-    """Splits one choice's text into parts as it comes. What may be the beginning of a marker is withheld."""
+    """A splitter of one choice's text into parts. Text that may be the beginning of a marker is withheld."""
 
     def feed(self, text: str) -> list[ReplyPart]:
-        """Take more text; the parts that are certain now. Mutates."""
+        """Add text; return the parts that are certain now."""
 
     def end(self) -> list[ReplyPart]:
-        """Return the rest, at the end of the answer: an unfinished call is given as it stands. Mutates."""
+        """Return the rest, at the end of the answer; an unfinished call is returned as it stands."""
 
 
 class PlainReader:
-    """All is text: for requests without tools to a model without reasoning."""
+    """A reader for which all is text: for requests without tools to a model without reasoning."""
 
     def feed(self, text: str) -> list[ReplyPart]:
+        """Return the text as one part; nothing is withheld."""
         return [Text(text)] if text else []
 
     def end(self) -> list[ReplyPart]:
+        """Return no parts: no text was withheld."""
         return []

@@ -1,4 +1,4 @@
-"""One choice's answer, read part by part as its tokens come."""
+"""One choice's answer, split into parts as its tokens arrive."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from services.gateway.replies.parts import CallBegun, PlainReader, ReplyPart, Re
 from services.gateway.replies.reasoning_reader import ReasoningCount
 
 PIECE_CHARACTERS = 4096
-"""A reader takes so much at once: each marker costs it a copy of what is left."""
+"""Characters given to a reader at a time: each marker costs it a copy of the rest."""
 
 
 class Reply:
-    """What a choice has said so far. Views feed it every delta once, in order (:meth:`read`)."""
+    """The reader and the state of one choice's answer. Views feed it every delta once, in order (:meth:`read`)."""
 
     def __init__(
         self, reader: ReplyReader | None = None, count: ReasoningCount | None = None, *, is_named: bool = False
     ) -> None:
-        """Without a ``reader`` all is text, without a ``count`` nothing is reasoning. ``is_named``: the request named
-        the function to call.
+        """Without a ``reader`` all is text, without a ``count`` nothing is reasoning.
+
+        If ``is_named``, the request named the function to call.
         """
         self._reader = reader if reader is not None else PlainReader()
         self._count = count
@@ -26,11 +27,11 @@ class Reply:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Tokens between the markers of reasoning so far; None of a model without."""
+        """Number of tokens between the markers of reasoning so far; None for a model without."""
         return self._count.tokens if self._count is not None else None
 
     def read(self, delta: Delta) -> list[ReplyPart]:
-        """Return the parts that are certain now, all of them at the end of the answer. Mutates."""
+        """Return the parts that are certain now; with the last delta, all that remain."""
         if self._count is not None:
             self._count.feed(delta.tokens)
         parts: list[ReplyPart] = []
@@ -42,5 +43,8 @@ class Reply:
         return parts
 
     def finish_reason(self, finish: str | None) -> str | None:
-        """OpenAI's reason: ``tool_calls`` in place of ``stop`` for an answer with calls, but for a named function's."""
+        """Return OpenAI's reason for the end of an answer.
+
+        It is ``tool_calls`` instead of ``stop`` for an answer with calls, unless the function was named.
+        """
         return "tool_calls" if finish == "stop" and self.has_calls and not self._is_named else finish

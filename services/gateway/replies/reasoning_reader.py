@@ -27,11 +27,11 @@ class ReasoningSyntax:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that the reader must see, though they may be special tokens."""
+        """The markers, which the reader must see even where they are special tokens."""
         return (self.opener, self.closer)
 
     def is_open_behind(self, prompt: str) -> bool:
-        """Whether an answer to a prompt that ends in ``prompt`` begins within reasoning."""
+        """Return whether the answer to a prompt with this end begins within reasoning."""
         end = prompt.rstrip()
         if end.endswith(self.closer):
             return False
@@ -47,7 +47,7 @@ class _At(Enum):
 
 
 class ReasoningReader(SteppedReader[_At]):
-    """Implements ``ReplyReader``; what follows the reasoning goes to another reader."""
+    """A reader of reasoning; the text behind it goes to another reader. Implements ``ReplyReader``."""
 
     def __init__(self, syntax: ReasoningSyntax, rest: ReplyReader, *, begins_inside: bool) -> None:
         """``begins_inside``: the prompt has opened the reasoning already."""
@@ -66,6 +66,7 @@ class ReasoningReader(SteppedReader[_At]):
         super().__init__(_At.START, steps)
 
     def end(self) -> list[ReplyPart]:
+        """Return what remains of the reasoning, and of the other reader's text."""
         return super().end() + self._rest.end()
 
     def _start(self) -> bool:
@@ -120,20 +121,20 @@ class ReasoningReader(SteppedReader[_At]):
 
 
 class ReasoningCount:
-    """Counts the tokens of a reply's reasoning, those between its markers, one token at a time."""
+    """A counter of the tokens between a reply's markers of reasoning."""
 
     def __init__(self, syntax: ReasoningSyntax, token_bytes: Callable[[int], bytes], *, begins_inside: bool) -> None:
-        """``token_bytes`` gives a token's bytes, those of special tokens too."""
+        """``token_bytes`` returns a token's bytes, also those of special tokens."""
         self._opener, self._closer = syntax.opener.encode(), syntax.closer.encode()
         self._token_bytes = token_bytes
         self._begins_inside = begins_inside
         self._at = _At.START
-        self._read = b""  # As much as a marker may stand in.
+        self._read = b""  # The latest bytes, in which a marker may stand.
         self._early = 0  # Tokens before it is known whether the answer begins with a marker.
         self.tokens = 0
 
     def feed(self, tokens: Iterable[int]) -> None:
-        """Count what is reasoning of the next tokens. Mutates."""
+        """Count the reasoning among the next tokens."""
         if self._at is _At.REST:
             return
         for token in tokens:

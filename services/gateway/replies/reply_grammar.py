@@ -1,7 +1,7 @@
 """Grammars of whole answers, in llguidance's dialect of Lark: reasoning, then tool calls, text, or either.
 
-A model is made to speak its own format: markers that are special tokens stand by number, everything else as text. Free
-text ends where a call's marker begins, and from there on the call's grammar holds.
+The model must write its own format: markers that are special tokens are given by id, everything else as text. Free
+text ends where a call's marker begins, and from there on the call's grammar applies.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shared.errors import InvalidRequest
 from shared.messages.requests import Grammar
 
 MAX_CALLS = 16
-"""Calls of one answer that keeps to a grammar."""
+"""Limit on the calls of one answer under a grammar."""
 
 _ANYTHING = "/(?s:.*)/"
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning in front of everything else; ``is_open``: the prompt has begun it."""
+    """Reasoning before the rest of an answer; ``is_open``: the prompt has begun it."""
 
     syntax: ReasoningSyntax
     is_open: bool
@@ -45,8 +45,8 @@ def reply_grammar(
 ) -> Grammar | None:
     """Return the grammar of an answer; None where it may be any text.
 
-    ``text`` is what text outside of calls must look like, ``specials`` are the numbers of special tokens. Raises
-    InvalidRequest for a ``text`` that cannot be part of another grammar, and for schemas that cannot be kept to.
+    ``text`` is the grammar of text outside of calls, ``specials`` are the ids of special tokens by text. Raises
+    InvalidRequest for a ``text`` that cannot be part of another grammar, and for schemas that cannot be enforced.
     """
     if calls is not None and not _is_bound(calls[1]) and text is None:
         calls = None
@@ -61,12 +61,12 @@ def reply_grammar(
 
 
 def _is_bound(ask: ToolAsk) -> bool:
-    """Whether calls must keep to anything."""
+    """Return whether calls are constrained at all."""
     return ask.is_forced or not ask.is_parallel or any(tool.is_strict for tool in ask.tools)
 
 
 class _Rules:
-    """Rules of one grammar as they are asked for; every method gives what stands for its part in another rule."""
+    """The rules of one grammar; each method adds those of its part and returns the text that refers to them."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:
         self.lines: list[str] = []
@@ -82,13 +82,14 @@ class _Rules:
         return f"{self._literal(syntax.opener)}? thought" if syntax.opener in self._specials else "thought"
 
     def text(self, grammar: Grammar | None) -> str:
-        assert grammar is not None, "there is something to say of the text"
+        assert grammar is not None, "the text has a grammar"
         if grammar.kind == "json_schema":
             return _json(grammar.text, param="response_format")
         if grammar.kind == "regex":
             return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text) + "/"
         raise InvalidRequest(
-            "a grammar of one's own goes neither with tools nor with a model that reasons", code="unsupported_parameter"
+            "a grammar in Lark or GBNF cannot be combined with tools or with a model that reasons",
+            code="unsupported_parameter",
         )
 
     def calls(
@@ -108,14 +109,14 @@ class _Rules:
             return group
         if text is not None:
             return f"({group}) | {self.text(text)}"
-        # Text does not begin with the mark of reasoning, or calls could stand within what is read as reasoning.
+        # Text must not begin with the marker of reasoning, or calls could stand within text read as reasoning.
         mark = thinking.syntax.opener if thinking is not None else ""
         without = f" & ~/{_quoted(mark)}(?s:.*)/" if mark and mark not in self._specials else ""
         if not (opener and (shape.begin + shape.before).startswith(opener)):
-            # Text that begins like a call is none, or a call could be said outside of the grammar.
+            # Text must not begin like a call, or a call could be written outside of the grammar.
             self.lines.append(f"FREE: /\\s*[^\\s{{\\[](?s:.*)/{without}")
             return f"({group}) | FREE?"
-        if format_.syntax.is_tagged:  # It would be read as a call.
+        if format_.syntax.is_tagged:  # It would be read as a call otherwise.
             without += f" & ~/(?s:.*){_quoted(FUNCTION)}(?s:.*)/"
         return self._between_text(shape, ask, opener, without)
 
@@ -126,7 +127,7 @@ class _Rules:
             self.lines.append(f"{name}: {_json(schema, param=param)}")
 
     def _between_text(self, shape: CallShape, ask: ToolAsk, opener: str, without: str) -> str:
-        """Free text, and calls from their marker on."""
+        """Return rules of free text, and of calls from their marker on."""
         if shape.begin:
             first, begin = "call", shape.begin[len(opener) :]
             group = self._group(shape, first, ask.is_parallel, begin)
@@ -158,7 +159,7 @@ class _Rules:
         )
 
     def _until(self, marker: str, name: str, without: str = "") -> str:
-        """Any text, and then ``marker``."""
+        """Return a rule of any text up to and including ``marker``."""
         if marker in self._specials:
             self.lines.append(f"{name}: {_ANYTHING}{without}")
             return f"{name}? <[{self._specials[marker]}]>"
@@ -167,7 +168,7 @@ class _Rules:
         return f"{name.lower()}_end"
 
     def _literal(self, text: str) -> str:
-        """``text`` in a rule, its special tokens by number."""
+        """Return ``text`` in a rule, its special tokens by id."""
         parts, start = [], 0
         for found in self._any_special.finditer(text):
             if start < found.start():
@@ -180,11 +181,11 @@ class _Rules:
 
 
 def _json(schema: object, *, param: str) -> str:
-    """JSON that is valid under ``schema``. A ``%json`` in one of its texts must not be taken for a rule."""
+    """Return a rule of JSON valid under ``schema``. A ``%json`` in one of its texts must not be read as a rule."""
     keyword, _, text = json_rule(schema, param=param).partition(" ")
     return f"{keyword} " + text.replace("%", "\\u0025")
 
 
 def _quoted(text: str) -> str:
-    """Return a regular expression between slashes that matches ``text`` alone."""
+    """Return a regular expression between slashes that matches only ``text``."""
     return re.sub(r"[^A-Za-z0-9_ ]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)

@@ -1,4 +1,4 @@
-"""A reader that is a small state machine over what it has not yet said."""
+"""A reader that is a small state machine over its unread text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ At = TypeVar("At", bound=Enum)
 
 
 class SteppedReader(Generic[At]):
-    """Implements ``ReplyReader``. Where it is decides what takes from ``_buffer`` and adds to ``_parts`` next."""
+    """A reader whose state ``_at`` selects the step that consumes ``_buffer`` and adds to ``_parts``.
+
+    It implements ``ReplyReader``.
+    """
 
     def __init__(self, start: At, steps: Mapping[At, Callable[[], bool]]) -> None:
-        """Each of ``steps`` returns whether there may be more to do with what is in the buffer."""
+        """Each of ``steps`` returns whether another step may follow with the same buffer."""
         self._at = start
         self._steps = steps
         self._buffer = ""
@@ -23,10 +26,12 @@ class SteppedReader(Generic[At]):
         self._parts: list[ReplyPart] = []
 
     def feed(self, text: str) -> list[ReplyPart]:
+        """Add text to the buffer; return the parts that the steps completed."""
         self._buffer += text
         return self._read()
 
     def end(self) -> list[ReplyPart]:
+        """Let the steps finish the buffer, with no text to come; return the last parts."""
         self._is_final = True
         return self._read()
 

@@ -1,7 +1,7 @@
-"""Grammars of arguments that are written as tags with a text in each, so that what is read of them is valid.
+"""Grammars of arguments written as tagged texts, which guarantee that the arguments are valid when read.
 
 Rules are in llguidance's dialect of Lark. A string stands as its own text, everything else as JSON. Declared parameters
-come in their order; what a schema asks for that a text cannot be held to is refused.
+come in their order; constraints of a schema that cannot be enforced on such texts are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.gateway.replies.tagged_scanner import PARAMETER, PARAMETER_END
 from shared.errors import InvalidRequest
 
 MAX_PARAMETERS: Final = 64
-"""Parameters of one call that no schema declares."""
+"""Limit on undeclared parameters of one call."""
 
 _NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "x-guidance"}
@@ -29,7 +29,7 @@ _LENGTHS: Final = frozenset({"minLength", "maxLength"})
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS: Final = {
-    "date": _DATE,  # Days that every month has.
+    "date": _DATE,  # Only days that every month has.
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
@@ -39,10 +39,10 @@ _ONCE = r" & ~/(?s:.*)<\/parameter>(?s:.+)/"  # A reader stops at the first end.
 
 
 class TaggedArguments:
-    """The rules of one tool's arguments, all of whose names begin with ``name``."""
+    """The rules of one tool's arguments, whose names all begin with ``name``."""
 
     def __init__(self, name: str, schema: Mapping[str, Any], *, param: str) -> None:
-        """Check the call. Raises InvalidRequest, which names ``param``."""
+        """Make the rules. Raises InvalidRequest, which names ``param``, for a schema that cannot be enforced."""
         self.lines: list[str] = []
         self._name, self._param = name, param
         self._root = schema if schema is ANY_OBJECT else check_schema(schema, param=param)
@@ -72,7 +72,7 @@ class TaggedArguments:
         return part if is_required else f"({part})?"
 
     def _value(self, schema: object) -> str:
-        """Return what a parameter's text and its end may be."""
+        """Return a rule of a parameter's text and its end."""
         schema = resolved(schema, self._root)
         if not isinstance(schema, Mapping):
             return self._text()
@@ -95,7 +95,10 @@ class TaggedArguments:
         return self._text()
 
     def _either(self, branches: list[object]) -> str:
-        """One of several schemas, some of them strings. What is read as something else must be valid as such."""
+        """Return a rule for one of several schemas, some of them strings.
+
+        Text that is read as another type must be valid as such.
+        """
         for branch in branches:
             plain = isinstance(branch, Mapping) and not branch.keys() - _NOTES - {"type"}
             if not plain and allowed_types(branch, self._root) != STRING:
@@ -135,7 +138,7 @@ class TaggedArguments:
         return self._lazy(" & ".join(f"/{term}{_END}/" for term in terms) + _ONCE)
 
     def _pattern(self, pattern: str) -> str:
-        """Return a regular expression of whole texts in which ``pattern`` is found."""
+        """Return a regular expression of whole texts that contain a match of ``pattern``."""
         body = pattern.removeprefix("^")
         begins = body != pattern
         ends = bool(re.search(r"(?<!\\)(?:\\\\)*\$$", body))
@@ -153,7 +156,7 @@ class TaggedArguments:
         return f'{rule} "{self._end}"'
 
     def _text(self) -> str:
-        """Any text up to its end."""
+        """Return a rule of any text up to its end."""
         return self._lazy(r"/(?s:.*)<\/parameter>/")
 
     def _lazy(self, terminal: str) -> str:
@@ -168,12 +171,12 @@ class TaggedArguments:
 
     def _refusal(self, what: str) -> InvalidRequest:
         return InvalidRequest(
-            f"{what} cannot be kept to in this model's format of calls", param=self._param, code="unsupported_schema"
+            f"{what} cannot be enforced in this model's format of calls", param=self._param, code="unsupported_schema"
         )
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Whether ``|`` stands outside of all groups and classes."""
+    """Return whether ``|`` stands outside of all groups and classes."""
     bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", pattern)
     while (less := re.sub(r"\([^()]*\)", "", bare)) != bare:
         bare = less

@@ -1,8 +1,8 @@
-"""One tool call in XML-like tags, as Qwen3-Coder writes it, read as its characters come and told as JSON.
+"""An incremental scanner of one tool call in XML-like tags, as Qwen3-Coder writes it, with JSON as its output.
 
 ``<function=NAME>``, ``<parameter=KEY>`` TEXT ``</parameter>`` for each argument, ``</function>``. One line break at
-each edge of a text belongs to the tags. A parameter that can only be a string is told as it is said, others when they
-end: their JSON type follows from the tool's schema, see :mod:`services.gateway.replies.parameter_types`.
+each edge of a text belongs to the tags. A parameter that can only be a string is passed on as it arrives, others at
+their end: their JSON type follows from the tool's schema, see :mod:`services.gateway.replies.parameter_types`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PARAMETER_END: Final = "</parameter>"
 FUNCTION_END: Final = "</function>"
 
 NAME_MOST: Final = 256
-"""Characters of the name of a function or of a parameter."""
+"""Longest name of a function or a parameter, in characters."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 _VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END)
 
 
 class TaggedScanner:
-    """The scanner of one call behind :data:`FUNCTION`; as ``CallScanner``, which is its model."""
+    """The scanner of one call behind :data:`FUNCTION`, with the interface of ``CallScanner``."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]], *, known_names: Collection[str] | None = None) -> None:
-        """``schemas`` are the tools' parameters by name. With ``known_names`` a call of another tool is none."""
+        """``schemas`` are the tools' parameters by name. With ``known_names``, calls of other tools are not calls."""
         self.state = ScanState.RUNNING
         self.has_begun = False
         self.raw = ""
@@ -42,13 +42,13 @@ class TaggedScanner:
         self._arguments: list[str] = []
         self._step: Callable[[], bool] = self._read_name
         self._keys = 0
-        # Of the parameter that is being read.
+        # State of the parameter that is being read.
         self._types = STRING
-        self._value: list[str] = []  # What was said of it; nothing of a string, which is told at once.
-        self._is_fresh = False  # Not even its first character was read.
+        self._value: list[str] = []  # Its text so far; empty for a string, which is passed on at once.
+        self._is_fresh = False  # Its first character has not been read.
 
     def feed(self, text: str) -> str:
-        """Take characters of ``text``; returns those that do not belong to the call. Mutates."""
+        """Scan characters of ``text``; return those behind the call."""
         self._buffer += text
         while self.state is ScanState.RUNNING and self._step():
             pass
@@ -58,12 +58,12 @@ class TaggedScanner:
         return rest
 
     def end(self) -> None:
-        """End the answer: a call that has not begun is all in ``raw``. Mutates."""
+        """Note the end of the answer: the text of a call that has not begun is in ``raw``."""
         if not self.has_begun:
             self.raw, self._buffer = self.raw + self._buffer, ""
 
     def take_arguments(self) -> str:
-        """Arguments since the last call. Mutates."""
+        """Return the arguments scanned since the last call, as JSON text."""
         text, self._arguments = "".join(self._arguments), []
         return text
 
@@ -81,7 +81,7 @@ class TaggedScanner:
         return True
 
     def _read_tag(self) -> bool:
-        """Between two parameters."""
+        """Read the tag of the next parameter, or the end of the call."""
         rest = self._buffer.lstrip()
         tag = next((each for each in (PARAMETER, FUNCTION_END) if rest.startswith(each)), None)
         if tag is None:
@@ -122,7 +122,7 @@ class TaggedScanner:
             return False
         place, end = found
         self._say(self._take(place))
-        # Text that may be a string ends here in any case, whatever it looks like.
+        # Text that may be a string ends here in any case.
         if "string" not in self._types and is_inside_string("".join(self._value)):
             self._say(self._take(len(end)))
             return True
@@ -143,7 +143,7 @@ class TaggedScanner:
             self._value.append(text)
 
     def _stop(self) -> bool:
-        """Return whether the call ends here, or there is none."""
+        """End the call; without a begun call, fail. Return False: there is no next step."""
         self.state = ScanState.DONE if self.has_begun else ScanState.FAILED
         if self.has_begun:
             self._arguments.append("}")

@@ -1,7 +1,7 @@
-"""What a chat template does with earlier tool calls, found out by rendering some. Done once, when the gateway starts.
+"""What a chat template does with earlier tool calls, found by rendering some. Done once, when the gateway starts.
 
-Templates differ in what they take: arguments as JSON text, or as an object that they write themselves; ids of any form,
-or of nine characters; and some know a message with calls by its null content.
+Templates differ in what they accept: arguments as JSON text, or as an object that they write themselves; ids of any
+form, or of nine characters; and some recognise a message with calls by its null content.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _TOOL = {
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 Render = Callable[..., str]
-"""``Tokenizer.render``."""
+"""The type of ``Tokenizer.render``."""
 
 ArgumentKind = Literal["text", "verbatim", "object"]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """Defaults are those of a template that knows no tool calls.
+    """Traits of a chat template; the defaults are those of one that knows no tool calls.
 
-    ``arguments``: it takes them as ``text`` and writes them as they stand; it writes JSON itself, so that their text
-    can be put in its place (``verbatim``); or it looks into the ``object``.
+    ``arguments``: it takes them as ``text`` and writes them unchanged; it writes JSON itself, so that the original text
+    can replace it (``verbatim``); or it looks into the ``object``.
     """
 
     arguments: ArgumentKind = "object"
@@ -60,11 +60,11 @@ NO_TRAITS = TemplateTraits()
 
 
 def template_traits(render: Render, source: str) -> TemplateTraits:
-    """Try what the template renders; what it refuses it does not take."""
+    """Return the traits of a template, found by rendering; what it refuses it does not support."""
     has_short_ids = _rendered(render, _LONG_ID, _OBJECT) is None and _rendered(render, _SHORT_ID, _OBJECT) is not None
     call_id = _SHORT_ID if has_short_ids else _LONG_ID
     arguments = _argument_kind(render, call_id, "")
-    # Some templates write calls only of a message whose content is null.
+    # Some templates write calls only for a message whose content is null.
     needs_null = arguments == "object" and _argument_kind(render, call_id, None) != "object"
     if needs_null:
         arguments = _argument_kind(render, call_id, None)
@@ -90,18 +90,18 @@ def _argument_kind(render: Render, call_id: str, content: str | None) -> Argumen
     verbatim = _rendered(render, call_id, Verbatim(_SAID), content=content)
     if as_object is None or verbatim is None or _SAID not in verbatim:
         return "object"
-    # A template that writes objects otherwise, say indented, does not write what the model says.
+    # A template that writes objects another way, such as indented, does not write the model's own text.
     return "verbatim" if verbatim.replace(_SAID, json.dumps(_OBJECT)) == as_object else "object"
 
 
 def _joint(rendered: str | None) -> str:
-    """Blanks behind the text of a message that has a call, too."""
+    """Return the blanks between a message's text and its first call."""
     _, _, behind = (rendered or "").partition(_TEXT)
     return behind[: len(behind) - len(behind.lstrip())]
 
 
 def _rendered(render: Render, call_id: str, arguments: Any, *, content: str | None = "", calls: int = 1) -> str | None:
-    """Return a conversation with a call and its result; None where the template refuses it."""
+    """Return a rendered conversation with a call and its result, or None where the template refuses it."""
     call = {"id": call_id, "type": "function", "function": {"name": "probe", "arguments": arguments}}
     result = {"role": "tool", "name": "probe", "tool_call_id": call_id, "content": "r"}
     messages = [
@@ -111,5 +111,5 @@ def _rendered(render: Render, call_id: str, arguments: Any, *, content: str | No
     ]
     try:
         return render(messages, tools=[_TOOL])
-    except Exception:  # A template is somebody else's program; a request that it fails for is told so.
+    except Exception:  # A template may raise anything; a later request that it fails for gets the error.
         return None

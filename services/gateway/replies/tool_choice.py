@@ -1,4 +1,4 @@
-"""What a request says about tools: which may be called, and whether one must be. Pure."""
+"""The tools of a request: which may be called, and whether one must be. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ class Tool:
     name: str
     parameters: dict[str, Any]  # A JSON schema of an object.
     is_strict: bool
-    param: str  # Where it stands in the request.
+    param: str  # Its field in the request, for errors.
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAsk:
-    """``mode`` named: exactly one call, of the one tool there is; required: at least one of any of ``tools``."""
+    """The tools that may be called.
+
+    ``mode`` named: exactly one call, of the only tool; required: at least one, of any.
+    """
 
     tools: tuple[Tool, ...]
     mode: Literal["auto", "required", "named"] = "auto"
@@ -35,13 +38,17 @@ class ToolAsk:
 
     @property
     def is_forced(self) -> bool:
+        """Whether the answer must have a call."""
         return self.mode != "auto"
 
 
 def asked_tools(
     tools: Sequence[dict[str, Any]] | None, tool_choice: str | dict[str, Any] | None, parallel: bool | None
 ) -> ToolAsk | None:
-    """None where no tool may be called. Raises InvalidRequest for malformed tools and choices."""
+    """Return the tools that may be called, or None without any.
+
+    Raises InvalidRequest for malformed tools and choices.
+    """
     if not tools:
         if tool_choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools", param="tool_choice")
@@ -71,7 +78,7 @@ def asked_tools(
 
 
 def check_rendered(tools: Sequence[Any] | None, variables: Collection[str]) -> None:
-    """Raise InvalidRequest where the template has no place for tools."""
+    """Raise InvalidRequest for tools that the template does not render."""
     if tools and "tools" not in variables:
         raise InvalidRequest(
             "this model's chat template has no place for tools", param="tools", code="unsupported_parameter"

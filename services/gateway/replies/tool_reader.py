@@ -1,8 +1,8 @@
-"""Tool calls in a model's text, for every syntax: calls are JSON, or tags with a text in each.
+"""A reader of tool calls in a model's text, for every syntax: calls in JSON, or in tags with a text in each.
 
-The reader is a small state machine over a buffer. What turns out to be no call is given as the text that it is, its
-markers included; what has begun as a call stays one. Blank space before the first call, between calls and behind the
-last one belongs to the syntax, and goes.
+The reader is a small state machine over a buffer. Text that turns out to be no call is returned as text, with its
+markers; a call that has begun stays one. Blank space before the first call, between calls and behind the last one
+belongs to the syntax, and is dropped.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _NAME_MOST = 256
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """How calls are written."""
+    """The syntax of calls."""
 
-    opener: str = ""  # Begins calls anywhere in the text; "": there is none.
+    opener: str = ""  # Begins calls anywhere in the text, or "".
     closer: str = ""  # Ends each call.
     is_bare: bool = False  # An answer that begins with the JSON of a known tool is a call, without an opener.
-    has_lists: bool = False  # ``[{...}, {...}]``.
-    has_names: bool = False  # ``name[ARGS]{...}`` behind the opener.
-    is_tagged: bool = False  # ``<function=name>`` and a tag for each argument, behind the opener or without it.
+    has_lists: bool = False  # Calls may stand in ``[{...}, {...}]``.
+    has_names: bool = False  # Calls may be ``name[ARGS]{...}`` behind the opener.
+    is_tagged: bool = False  # ``<function=name>`` and a tag for each argument, with or without the opener.
     separators: str = ""  # Characters between calls without an opener of their own.
-    joint: str = ""  # What templates write between text and the first call; it is no part of the text.
+    joint: str = ""  # Blanks that templates write between text and the first call; not part of the text.
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that the reader must see, though they may be special tokens."""
+        """Texts that the reader must see even where they are special tokens."""
         names = (ARGUMENTS_MARKER, ID_MARKER) if self.has_names else ()
         return tuple(marker for marker in (self.opener, self.closer, *names) if marker)
 
@@ -52,7 +52,7 @@ class ToolSyntax:
 
 
 class _At(Enum):
-    START = auto()  # Nothing but blank space was read.
+    START = auto()  # Only blank space was read.
     TEXT = auto()
     HEAD = auto()  # Behind an opener, or before bare JSON.
     CALL = auto()
@@ -60,19 +60,20 @@ class _At(Enum):
 
 
 class ToolReader(SteppedReader[_At]):
-    """Implements ``ReplyReader``."""
+    """The reader of text and tool calls in one syntax. Implements ``ReplyReader``."""
 
     def __init__(
         self, syntax: ToolSyntax, *, schemas: Mapping[str, Mapping[str, Any]], new_id: Callable[[int], str]
     ) -> None:
-        """``new_id`` gives the id of a call by its index, ``schemas`` are the tools' parameters by name. What no opener
-        marks is a call only of one of these tools.
+        """``new_id`` returns the id of a call by its index, ``schemas`` are the tools' parameters by name.
+
+        Text without an opener is a call only of one of these tools.
         """
         self._syntax = syntax
         self._schemas = schemas
         self._new_id = new_id
         self._openers = tuple(dict.fromkeys(joint + each for joint in (syntax.joint, "") for each in syntax.openers))
-        self._head = ""  # Syntax in front of a call that has not begun: it is text where none does.
+        self._head = ""  # Syntax before a call that has not begun; text if none begins.
         self._is_marked = False  # An opener stands before this call.
         self._is_in_list = False
         self._scanner: CallScanner | TaggedScanner | None = None
@@ -115,7 +116,10 @@ class ToolReader(SteppedReader[_At]):
         return False
 
     def _open_if_begun(self, rest: str) -> bool:
-        """Whether an opener stands at the beginning of ``rest``, the buffer without blanks."""
+        """Open a call if an opener stands at the start of ``rest``, and return whether one does.
+
+        ``rest`` is the buffer without the blanks at its start.
+        """
         opener = next((each for each in self._syntax.openers if rest.startswith(each)), None)
         if opener is not None:
             self._open(len(self._buffer) - len(rest), opener)
@@ -149,7 +153,7 @@ class ToolReader(SteppedReader[_At]):
         return not (FUNCTION.startswith(rest) and not self._is_final) and self._give_up()
 
     def _read_name(self, rest: str) -> bool:
-        """``name[ARGS]{``, or ``name[CALL_ID]id[ARGS]{``, or ``name{``."""
+        """Read a name behind the opener: ``name[ARGS]{``, or ``name[CALL_ID]id[ARGS]{``, or ``name{``."""
         before = rest[: rest.find("{")] if "{" in rest else rest
         if len(before) > _NAME_MOST:
             return self._give_up()
@@ -235,7 +239,7 @@ class ToolReader(SteppedReader[_At]):
         return True
 
     def _give_up(self) -> bool:
-        """Count what was read since the opener as text."""
+        """Return the text since the opener as text."""
         self._say(self._head)
         self._head, self._is_in_list, self._is_marked = "", False, False
         self._at = _At.TEXT

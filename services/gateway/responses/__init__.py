@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, a translation onto the same inner request as its chat completions."""
+"""OpenAI's Responses API, translated to the same inner request as its chat completions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.admission import unsupported
+from services.gateway.admission import unserved_content, unsupported
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
 from services.gateway.responses.items import Item, ItemPart
 from services.gateway.responses.schema import REFUSED_FIELDS, InputTokensRequest, ResponsesRequest, TextOptions
@@ -21,7 +21,7 @@ RENAMES = (
     ("tool_choice.function", "tool_choice"),
     ("tool_choice.allowed_tools", "tool_choice"),
 )
-"""Names of a chat's fields, and of those that they were made of."""
+"""Names of a chat's fields, and of the request's fields that they were made from."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -29,12 +29,12 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 def check_responses(request: InputTokensRequest) -> None:
-    """Refuse what is not served. Raises InvalidRequest."""
+    """Raise InvalidRequest for fields that are not served."""
     for name in REFUSED_FIELDS:
         if getattr(request, name) not in (None, False):
             raise unsupported(name)
     if request.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "only 'disabled' is: the conversation is served as it is sent")
+        raise unsupported("truncation", "only 'disabled' is served: the conversation is used as it is sent")
 
 
 def own_items(request: InputTokensRequest) -> list[Item]:
@@ -45,7 +45,7 @@ def own_items(request: InputTokensRequest) -> list[Item]:
 
 
 def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier: int = 0) -> ChatRequest:
-    """Return the equivalent chat request. ``items`` is the whole conversation; ``earlier`` items of it were kept.
+    """Return the equivalent chat request. ``items`` is the whole conversation; its first ``earlier`` items were kept.
 
     Raises InvalidRequest.
     """
@@ -119,18 +119,17 @@ def _parts(item: Item, param: str) -> list[ItemPart] | None:
 def _text_parts(parts: list[ItemPart] | None, param: str) -> list[ItemPart] | None:
     for place, part in enumerate(parts or ()):
         if part.type not in (*_TEXTS, "refusal"):
-            raise InvalidRequest(
-                f"content of type {part.type[:64]!r} is not served here; only text is",
-                param=f"{param}[{place}].type",
-                code="unsupported_content",
-            )
+            raise unserved_content(part.type, f"{param}[{place}]")
         if (part.refusal if part.type == "refusal" else part.text) is None:
             raise InvalidRequest("a part needs a text", param=f"{param}[{place}].text")
     return parts
 
 
 class _Turn:
-    """One turn of the assistant while its items are gathered: texts, calls and reasoning are one message of a chat."""
+    """One turn of the assistant while its items are collected.
+
+    Texts, calls and reasoning become one message of a chat.
+    """
 
     def __init__(self) -> None:
         self.parts: list[ContentPart] = []
@@ -138,7 +137,7 @@ class _Turn:
         self.thoughts: list[str] = []
 
     def message(self) -> ChatMessage | None:
-        """None of an empty turn: reasoning that nothing was said behind is left out."""
+        """Return the turn's message, or None without text and calls: reasoning alone is left out."""
         if not self.parts and not self.calls:
             return None
         return ChatMessage(

@@ -1,4 +1,4 @@
-"""Items of the Responses API: what a conversation consists of, as it is sent, kept and listed."""
+"""Items of the Responses API: the parts of a conversation as it is sent, kept and listed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemPart(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One part of an item's content: ``input_text``, ``output_text``, ``text``, ``refusal``, ``reasoning_text`` or
-    ``summary_text``.
+    """One part of an item's content.
+
+    Its ``type`` is ``input_text``, ``output_text``, ``text``, ``refusal``, ``reasoning_text`` or ``summary_text``.
     """
 
     type: str
@@ -22,8 +23,10 @@ class ItemPart(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One item of a conversation: ``message`` (also without a type), ``function_call``, ``function_call_output`` or
-    ``reasoning``. Ids are not looked at.
+    """One item of a conversation.
+
+    Its ``type`` is ``message`` (also without a type), ``function_call``, ``function_call_output`` or ``reasoning``. Ids
+    are ignored.
     """
 
     type: str | None = None
@@ -39,16 +42,22 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
+    """The text of a message of the answer; ``annotations`` is always empty."""
+
     text: str
     annotations: list[Any] = []
     logprobs: list[ChatLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning_text"):
+    """The text of reasoning."""
+
     text: str
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    """A message of the answer, with one part."""
+
     id: str
     role: Literal["assistant"] = "assistant"
     status: ItemStatus
@@ -56,6 +65,8 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    """A call of a function; ``arguments`` is JSON text as the model wrote it."""
+
     id: str
     status: ItemStatus
     call_id: str
@@ -64,7 +75,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """The reasoning as the model wrote it; nothing summarises it."""
+    """The reasoning as the model wrote it; ``summary`` is always empty."""
 
     id: str
     status: ItemStatus

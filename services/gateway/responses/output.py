@@ -1,4 +1,4 @@
-"""Blocks of an answer as items of a response. Pure."""
+"""Conversion of an answer's blocks to items of a response. Pure."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ _PREFIX = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
 class ItemWriter:
-    """Writes the items of one response, whose id theirs derive from."""
+    """A writer of one response's items."""
 
     def __init__(self, response_id: str) -> None:
+        """Take the unique part of ``response_id`` for the ids of the items."""
         self._suffix = suffix_of(response_id)
         self._logprobs: dict[int, list[ChatLogprob]] = {}
 
     def id_of(self, block: Block) -> str:
+        """Return the item's id: a prefix by kind, the response's unique part, and the block's index."""
         return f"{_PREFIX[block.kind]}_{self._suffix}{block.index}"
 
     def note_logprobs(self, block: Block, told: list[ChatLogprob]) -> None:
-        """Keep what was told with a part of a text, for the whole of it. Mutates."""
+        """Keep logprobs sent with a part of a text, for the whole of it."""
         if told:
             self._logprobs.setdefault(block.index, []).extend(told)
 
     def logprobs(self, block: Block) -> list[ChatLogprob]:
+        """Return all logprobs noted for the block."""
         return self._logprobs.get(block.index, [])
 
     def part(self, block: Block, text: str) -> OutputText | ReasoningText:
-        """Return the one part of a message or of reasoning; with ``text`` "" it has only begun."""
+        """Return the only part of a message or of reasoning; ``text`` is "" at its beginning."""
         if block.kind == "reasoning":
             return ReasoningText(text=text)
         return OutputText(text=text, logprobs=self.logprobs(block) if text else [])
@@ -51,7 +54,7 @@ class ItemWriter:
         return MessageItem(id=self.id_of(block), status="in_progress", content=[])
 
     def item(self, block: Block, status: ItemStatus) -> OutputItem:
-        """Return the item as far as it goes."""
+        """Return the item with its content so far."""
         text = block.text
         if block.kind == "call":
             return self._call(block, text, status)

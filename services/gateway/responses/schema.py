@@ -1,6 +1,6 @@
 """/v1/responses: requests and the response object. Unknown fields are ignored, as in the other endpoints.
 
-What is known and would change the answer is read, so that it can be refused by name.
+Known fields that would change the answer are read, so that they can be refused by name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=M
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``effort`` reaches templates that have a variable ``reasoning_effort``. Reasoning is given whole, so ``summary``
-    is taken and changes nothing.
+    """Options of reasoning.
+
+    ``effort`` is passed to templates with a variable ``reasoning_effort``. Reasoning is returned whole, so ``summary``
+    is accepted and ignored.
     """
 
     effort: str | None = None
@@ -39,8 +41,9 @@ class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``format`` is ``{"type": "text"}``, ``json_object`` or ``json_schema``. ``verbosity`` is taken and changes
-    nothing.
+    """The form of the text.
+
+    ``format`` is ``{"type": "text"}``, ``json_object`` or ``json_schema``. ``verbosity`` is accepted and ignored.
     """
 
     format: dict[str, Any] | None = None
@@ -48,7 +51,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes up the prompt."""
+    """The fields that make up the prompt."""
 
     model: str | None = None
     input: str | Annotated[list[Item], Meta(min_length=1)]
@@ -97,15 +100,21 @@ REFUSED_FIELDS = ("background", "conversation", "prompt", "context_management", 
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of the prompt's tokens: those found in the cache, and those added to it."""
+
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the output tokens that is reasoning."""
+
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a response."""
+
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -114,16 +123,20 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The error of a failed response."""
+
     code: Literal["server_error", "rate_limit_exceeded"]
     message: str
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an answer was cut off: always ``max_output_tokens``, also at the end of the context."""
+
     reason: Literal["max_output_tokens"]
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, whole or so far. ``store`` says whether it is kept; it is false where it could not be."""
+    """An answer, whole or so far. ``store`` says whether it is kept; false where it could not be."""
 
     id: str
     object: Literal["response"] = "response"
@@ -157,11 +170,15 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The confirmation that a kept response was erased."""
+
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of input_tokens: the number of the prompt's tokens."""
+
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int

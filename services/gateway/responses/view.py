@@ -1,4 +1,4 @@
-"""The answer to a request of the Responses API. Pure but for the time that it is given."""
+"""The view of an answer of the Responses API. Pure, with time as an argument."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shared.errors import CapacityError, ThermoclineError
 
 
 class ResponsesView:
-    """Implements ``AnswerView``. Requests of this API have one choice."""
+    """The view of an answer with one choice, the only kind of this API. Implements ``AnswerView``."""
 
     framing = sse.NAMED
     wants_explanation = False
@@ -45,8 +45,10 @@ class ResponsesView:
         texts: TokenTexts,
         now_ns: Callable[[], int],
     ) -> None:
-        """``response`` is in progress and has no output yet. ``logprobs`` alternatives are told of each token, None is
-        not asked. ``now_ns`` is the wall clock.
+        """``response`` is in progress and has no output yet.
+
+        ``logprobs`` is the number of alternatives for each token, None if none were asked for. ``now_ns`` is the wall
+        clock.
         """
         self._generation = generation
         self.response = response
@@ -60,22 +62,24 @@ class ResponsesView:
         self.explanation: Explanation | None = None
 
     def opening(self) -> list[bytes]:
+        """Return the events ``response.created`` and ``response.in_progress``."""
         return [
             self._event(events.ResponseCreated, response=self.response),
             self._event(events.ResponseInProgress, response=self.response),
         ]
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
-        """All events of what is new; those of the end come with ``closing``."""
+        """Return all events of the new parts; those of the end come with ``closing``."""
         data = b"".join(self._change(change) for change in self._take(choice, delta))
         return data or None
 
     def closing(self) -> list[bytes]:
-        """``finish`` comes before."""
+        """Return the event of the end. Call ``finish`` before."""
         kind = events.ResponseCompleted if self.response.status == "completed" else events.ResponseIncomplete
         return [self._event(kind, response=self.response)]
 
     def failed(self, error: ThermoclineError) -> bytes:
+        """Return the event ``response.failed``, with the output so far."""
         is_limit = isinstance(error, CapacityError) and error.status == 429
         failed = msgspec.structs.replace(
             self.response,
@@ -87,9 +91,9 @@ class ResponsesView:
         return self._event(events.ResponseFailed, response=failed)
 
     def finish(self) -> None:
-        """Make ``response`` the whole answer, behind the last token."""
+        """Complete ``response``, after the last token."""
         choice = self._generation.choices[0]
-        for change in self._take(choice, choice.assembly.take()):  # All of it, where the answer is not streamed.
+        for change in self._take(choice, choice.assembly.take()):  # The whole answer, where it is not streamed.
             if change.kind == "grew" and change.block.kind == "text":
                 self._told(change)
         is_cut = choice.assembly.finish == "length"
@@ -103,11 +107,11 @@ class ResponsesView:
         )
 
     def whole(self) -> bytes:
-        """``finish`` comes before."""
+        """Return ``response`` as JSON. Call ``finish`` before."""
         return msgspec.json.encode(self.response)
 
     def _output(self, last: Any) -> list[OutputItem]:
-        """All items; ``last`` is the status of the one that ended with the answer."""
+        """Return all items; ``last`` is the status of the one that ended with the answer."""
         blocks = self._list.blocks
         return [self._items.item(block, last if block is blocks[-1] else "completed") for block in blocks]
 
@@ -155,7 +159,7 @@ class ResponsesView:
         return data + self._event(events.OutputItemDone, output_index=block.index, item=item)
 
     def _told(self, change: Change) -> list[ChatLogprob]:
-        """Logprobs of all tokens up to this text that have not been told: those of calls and reasoning go with it."""
+        """Return the unsent logprobs of all tokens up to this text, those of calls and reasoning before it included."""
         told, self._logprobs = self._logprobs, []
         self._items.note_logprobs(change.block, told)
         return told
@@ -167,14 +171,14 @@ class ResponsesView:
 
 
 def named(event: events.ResponseEvent) -> bytes:
-    """Return an event under its type's name."""
+    """Return an event framed under its type's name."""
     name = event.__struct_config__.tag
     assert isinstance(name, str)
     return sse.named_event(name, msgspec.json.encode(event))
 
 
 def response_usage(generation: Generation) -> ResponseUsage:
-    """Tokens so far."""
+    """Return the numbers of tokens so far."""
     report = usage_report(generation)
     return ResponseUsage(
         input_tokens=report.prompt_tokens,

@@ -14,12 +14,12 @@ DESCRIPTION = "Serve HTTP in front of several cells, and send each request to on
 
 
 def parser() -> ArgumentParser:
-    """Return the command line."""
+    """Return the parser of the router's command line."""
     return config.parser_of(RouterConfig, "router", DESCRIPTION)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one router until it is told to stop; returns the exit code."""
+    """Run one router until it is told to stop; return the exit code."""
     settings = config.for_service(RouterConfig, "router", argv, DESCRIPTION)
     if settings is None:
         return EXIT_REFUSED

@@ -1,4 +1,4 @@
-"""The router's ASGI application: what it forwards, what it answers itself, and errors in OpenAI's shape."""
+"""The router's ASGI application: forwarding, its own pages, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ Page = Callable[[Headers], Awaitable[Answer]]
 
 
 class RouterApp:
-    """Paths are few and fixed, so no framework is between a stream and its client."""
+    """The application. Its paths are few and fixed, so no framework stands between a stream and its client."""
 
     def __init__(self, router: Router) -> None:
+        """Serve with the parts of ``router``, which are run and closed elsewhere."""
         self._router = router
         self._pages: dict[str, Page] = {
             "/health/live": self._live,
@@ -49,6 +50,7 @@ class RouterApp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; an error after the first byte ends the connection, any other is an error answer."""
         if scope["type"] != "http":
             return
         request_id = new_id("router")
@@ -142,9 +144,9 @@ async def _send_error(path: str, send: Send, error: ThermoclineError, request_id
 
 
 def _drop(scope: Scope, error: ThermoclineError) -> None:
-    """End the connection of an answer that cannot be completed, so that it is not taken for whole.
+    """Abort the connection of an answer that cannot be completed, so that it is not taken for whole.
 
-    A stream was ended in order, with its error as the last event: then there is nothing left to abort.
+    A stream whose last event is its error was ended in order, and is not aborted.
     """
     abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
     was_told = isinstance(error, StreamLost) and error.was_told

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from pathlib import Path
 
 from services.gateway.cross_origin import cross_origin
 from services.gateway.http_server import HttpServer, bind, make_server, raise_file_limit
@@ -18,7 +17,6 @@ from services.gateway.router.feed import Feed
 from services.gateway.router.health import ask, watch_gateways
 from services.gateway.router.parts import Router
 from services.gateway.router.upstream import Upstream
-from services.gateway.tls import ServerTls
 from shared import logs, progress
 from shared.errors import ConfigError
 from shared.lifecycle import Lifecycle
@@ -28,7 +26,7 @@ _log = logs.get_logger("router")
 
 
 def compose(config: RouterConfig) -> Router:
-    """Build the parts of one router. Raises ConfigError for a file of authorities that cannot be read."""
+    """Build the parts of one router. Raises ConfigError for a file of certificate authorities that cannot be read."""
     tls = _client_tls(config)
     gateways = {
         name: [Upstream(url, tls=tls, connect_s=config.connect_timeout_ms / 1000) for url in urls]
@@ -45,12 +43,10 @@ async def run(config: RouterConfig, life: Lifecycle) -> None:
     raise_file_limit()
     sock = bind(config.host, config.port)
     try:
-        tls = (
-            ServerTls(Path(config.tls_cert), Path(config.tls_key), config.tls_min_version) if config.tls_cert else None
-        )
+        tls = config.server_tls()
         router = compose(config)
         serve_metrics(config.metrics_port, config.metrics_host)
-        # A cell that is away at the start must not be the first choice of the first requests.
+        # A cell that is away at the start must not be chosen for the first requests.
         await asyncio.gather(
             *(ask(router, cell, gateway) for cell, gateways in router.gateways.items() for gateway in gateways)
         )
@@ -94,7 +90,7 @@ async def _serve(router: Router, server: HttpServer, sock: socket.socket, life: 
 
 
 def _client_tls(config: RouterConfig) -> ssl.SSLContext | None:
-    """None where no gateway speaks HTTPS."""
+    """Return the TLS context for gateways, or None where none speaks HTTPS. Raises ConfigError."""
     if not any(url.startswith("https://") for urls in config.urls.values() for url in urls):
         return None
     try:

@@ -1,9 +1,9 @@
-"""What a cell had to compute lately, by what it tells and what a router sent since. Pure: time is an argument.
+"""The recent work of a cell, from its gateways' reports and what a router sent since. Pure: time is an argument.
 
-Each gateway of a cell tells how many tokens of prompts it asked for, and what the cell's scheduler found of all prompts
-in its caches. The difference are the real misses, of all requests, known as soon as a request is admitted. A
-router's own guess (the prompt's bytes that it does not know to be held there) counts until that is told, and for good
-where a cell tells nothing.
+Each gateway of a cell reports how many tokens of prompts it asked for, and how many tokens of all prompts the cell's
+scheduler found in its caches. The difference is the real number of misses, of all requests, known as soon as a request
+is admitted. A router's own estimate (the prompt's bytes that the cell is not known to hold) counts until that is
+reported, and permanently where a cell reports nothing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 from math import exp
 
 WORK_S = 600.0
-"""Time after which work counts by 1/e only."""
+"""Time constant with which past work decays, by 1/e."""
 
 UNTOLD_SWEEPS = 2
-"""Sweeps during which what was sent may not have been told yet: status and load take up to 1.5 s."""
+"""Sweeps until sent work is reported: status and load take up to 1.5 s."""
 
 
 class CellWork:
-    """In bytes of prompt."""
+    """The work of one cell, in bytes of prompt."""
 
     def __init__(self) -> None:
+        """Begin with no work, before the first report."""
         self._told = 0.0
         self._sent = [0.0] * UNTOLD_SWEEPS  # By sweep, the newest first.
         self._found_tokens: int | None = None
@@ -28,19 +29,19 @@ class CellWork:
 
     @property
     def level(self) -> float:
-        """Work of the last minutes."""
+        """Work of the last minutes, in bytes of prompt."""
         return max(0.0, self._told + sum(self._sent))
 
     def begin(self, nbytes: int) -> None:
-        """Note a request that was sent and leaves about so many bytes to compute."""
+        """Note a sent request with about so many bytes to compute."""
         self._sent[0] += nbytes
 
     def hear(self, more_asked_tokens: int, found_tokens: int, token_bytes: float) -> None:
-        """Hear a gateway: it asked for so many tokens more than at its last report, and the cell's count of found
-        tokens is ``found_tokens``.
+        """Take in a gateway's report.
 
-        Gateways tell that count by turns, so one that is a little lower is only older; one of less than half is of a
-        scheduler that counts from the start again.
+        The gateway asked for ``more_asked_tokens`` more than at its last report, and ``found_tokens`` is the cell's
+        count of found tokens. Gateways report that count in turn, so one that is a little lower is only older; one of
+        less than half comes from a scheduler that counts from 0 again.
         """
         before = self._found_tokens
         if before is None or found_tokens > before or found_tokens < before / 2:
@@ -50,7 +51,10 @@ class CellWork:
         self._told += (more_asked_tokens - more_found) * token_bytes
 
     def sweep(self, passed_s: float) -> None:
-        """Let work grow old. What was sent long ago is told by now; where nothing is told it goes on counting."""
+        """Let work decay.
+
+        Sent work is dropped once it must have been reported, and kept where a cell reports nothing.
+        """
         late = self._sent.pop()
         self._sent.insert(0, 0.0)
         self._told = (self._told if self._does_tell else self._told + late) * exp(-passed_s / WORK_S)

@@ -1,7 +1,7 @@
-"""What a router knows of its cells, and the choice of one for each request. Pure: time is an argument.
+"""A router's view of its cells, and the choice of one for each request. Pure: time is an argument.
 
-Everything that influences a choice comes in through a method: what gateways tell (``hear_*``), whether they answer
-(``opened``, ``closed``), and what the router itself sends and ends.
+Everything that influences a choice comes in through a method: gateways' reports (``hear_*``), whether they answer
+(``opened``, ``closed``), and the router's own requests.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from services.gateway.router.head_index import OWN, HeadIndex
 from shared.messages.cells import CellHeads, CellLoad
 
 STALE_S = 5.0
-"""After so long without a word of load from any gateway of a cell, only what the router itself sent counts."""
+"""After so long without a report of load from any gateway of a cell, only the router's own requests count."""
 
 FORGET_S = 60.0
-"""After so long without a word of heads, what was told of them is forgotten."""
+"""After so long without a report of heads, a gateway's heads are forgotten."""
 
 OWN_S = 30.0
-"""How long a head that was sent to a cell which tells its heads counts before the cell has told it."""
+"""How long a head sent to a cell that reports its heads counts as held before the cell reports it."""
 
 MOST_FEEDS = 256
-"""Gateways of one cell that are heard; those beyond are passed over."""
+"""Limit on the gateways of one cell; reports of further ones are ignored."""
 
 MOST_SESSIONS = 100_000
 MEAN_OF = 1 / 256
-"""Weight of the newest prompt in the average length."""
+"""Weight of the newest prompt in the moving average of lengths."""
 
 FIRST_MEAN_BYTES = 8_192.0
 
 
 @dataclass(slots=True)
 class Feed:
-    """What one gateway of a cell has told. ``wants_whole``: something was missed. ``asked_tokens`` is None while it has
-    told no load.
+    """The reports of one gateway of a cell. ``wants_whole``: a report was missed, so a whole summary is needed.
+
+    ``asked_tokens`` is None until its first report of load.
     """
 
     incarnation: str
@@ -52,8 +53,10 @@ class Feed:
 
 @dataclass(slots=True)
 class CellState:
-    """One cell. ``own`` are requests of this router in progress there; ``others`` were in progress besides when its
-    load was told last.
+    """The state of one cell.
+
+    ``own`` are this router's requests in progress there; ``others`` were in progress besides at the last report of
+    load.
     """
 
     candidate: Candidate
@@ -67,9 +70,11 @@ class CellState:
 
     @property
     def name(self) -> str:
+        """The cell's name in the configuration."""
         return self.candidate.name
 
     def hear(self, load: CellLoad, now_s: float) -> None:
+        """Take in a report of load; requests in progress beyond the router's own count as ``others``."""
         self.load, self.load_s = load, now_s
         self.others = max(0, load.running + load.queued - self.own)
         self.candidate.workers = max(1, load.workers)
@@ -77,30 +82,37 @@ class CellState:
         self.candidate.busy = self.own + self.others
 
     def forget_load(self) -> None:
-        """Nothing was heard for too long."""
+        """Drop the last report of load, which is too old."""
         self.others, self.candidate.is_full = 0, False
         self.candidate.busy = self.own
 
     def change_own(self, by: int) -> None:
+        """Add ``by`` to the router's own requests in progress."""
         self.own += by
         assert self.own >= 0, "a request ended twice"
         self.candidate.busy = self.own + self.others
 
     def begin(self, work: int) -> None:
-        """Note a request that leaves about so many bytes of its prompt to compute."""
+        """Note a request with about so many bytes of its prompt to compute."""
         self.change_own(1)
         self.work.begin(work)
         self.candidate.work = self.work.level
 
     def sweep(self, passed_s: float) -> None:
+        """Let past work decay by ``passed_s`` seconds."""
         self.work.sweep(passed_s)
         self.candidate.work = self.work.level
 
 
 class Cells:
-    """All cells by name."""
+    """All cells by name, the index of heads, and sessions."""
 
     def __init__(self, names: Iterable[str], rules: Rules = DEFAULT, *, most_heads: int = 65_536) -> None:
+        """Begin with every cell open, and without reports, heads and sessions.
+
+        ``names`` are in the order of the configuration: where cells serve different models under one name, the first
+        counts. ``most_heads`` bounds the heads of each gateway of a cell, and of the router's own requests to it.
+        """
         self.by_name = {name: CellState(Candidate(name)) for name in names}
         self.index = HeadIndex(most_heads)
         self._rules = rules
@@ -109,16 +121,16 @@ class Cells:
         self._turn = 0
         self._swept_s: float | None = None
         self.other_models: dict[str, str] = {}
-        """Cells with another model of a name than the first cell that has told one, and a sentence on each.
+        """Cells whose model of some name differs from that of the first cell with one, and a sentence on each.
 
-        Their answers would be another model's, so they get no requests. First is first in the configuration, also while
-        that cell is away: routers agree, whatever each of them heard.
+        Their answers would be another model's, so they get no requests. The first is the first in the configuration,
+        also while that cell is away: routers agree, whatever reports each of them got.
         """
 
-    # -- what is heard ------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------
 
     def hear_load(self, load: CellLoad, now_s: float) -> None:
-        """Take in how busy a cell is; cells that are not configured are passed over."""
+        """Take in a report of a cell's load; cells that are not configured are ignored."""
         cell = self.by_name.get(load.cell)
         feed = self._feed(cell, load.gateway, load.incarnation) if cell is not None else None
         if cell is None or feed is None:
@@ -135,7 +147,7 @@ class Cells:
             feed.wants_whole = True
 
     def hear_heads(self, heads: CellHeads, now_s: float) -> None:
-        """Take in which heads a cell holds. What follows a gap is not used until a whole summary has come."""
+        """Take in a report of a cell's heads. After a gap, reports are not used until a whole summary has come."""
         cell = self.by_name.get(heads.cell)
         feed = self._feed(cell, heads.gateway, heads.incarnation) if cell is not None else None
         if feed is None:
@@ -153,7 +165,7 @@ class Cells:
         self.index.add(source, unpack_heads(heads.added), now_s)
 
     def wanting(self) -> list[str]:
-        """Cells that owe a whole summary."""
+        """Return the open cells from which a whole summary is needed."""
         return [
             cell.name
             for cell in self.by_name.values()
@@ -161,7 +173,7 @@ class Cells:
         ]
 
     def sweep(self, now_s: float) -> None:
-        """Forget what is too old. Call it about once a second."""
+        """Forget reports that are too old, and let work decay. Call it about once a second."""
         passed_s = 0.0 if self._swept_s is None else max(0.0, now_s - self._swept_s)
         self._swept_s = now_s
         for cell in self.by_name.values():
@@ -180,16 +192,16 @@ class Cells:
         self.by_name[name].is_open = True
 
     def closed(self, name: str) -> None:
-        """No gateway of the cell answers."""
+        """Note that no gateway of the cell answers."""
         self.by_name[name].is_open = False
 
-    # -- what is chosen -----------------------------------------------------------------------------------------
+    # -- choices ------------------------------------------------------------------------------------------------
 
     def choose(self, asked: Asked, *, session: str = "", without: Container[str] = ()) -> Choice | None:
-        """Return the open cell for a request, among those that serve its model if any is known to; None where none is
-        open.
+        """Return the cell for a request, or None where no cell is open.
 
-        ``without`` are cells that have refused it.
+        It is an open one that serves the request's model, if any is known to. ``without`` are cells that have refused
+        the request.
         """
         cells = [
             cell
@@ -199,7 +211,7 @@ class Cells:
         serving = [cell for cell in cells if _serves(cell, asked.model)] or cells
         head = asked.head
         matched = self.index.matches(head)
-        # Routers that know neither the conversation nor the text send it to one cell by its name.
+        # For a new conversation with unknown text the session's name decides, so that all routers choose alike.
         is_new = session and not matched and session not in self._sessions
         key = xxhash.xxh3_64_intdigest(session.encode("utf-8", "replace")) if is_new else self.index.first_unknown(head)
         if not key:  # Prompts too short to have a head are spread in turn.
@@ -228,11 +240,11 @@ class Cells:
                 del self._sessions[next(iter(self._sessions))]
 
     def end(self, name: str) -> None:
-        """Note the end of a request that was begun, well or not."""
+        """Note the end of a request that was begun, successful or not."""
         self.by_name[name].change_own(-1)
 
     def models(self) -> dict[str, tuple[str, ...]]:
-        """Models by cell, of open cells; none of cells that have told none."""
+        """Return the models of each open cell; empty for a cell without a report."""
         return {cell.name: cell.load.models if cell.load else () for cell in self.by_name.values() if cell.is_open}
 
     def _find_other_models(self) -> dict[str, str]:
@@ -252,7 +264,7 @@ class Cells:
         return found
 
     def _feed(self, cell: CellState, gateway: str, incarnation: str) -> Feed | None:
-        """Return a gateway's feed; a new life of it has sent nothing yet. None where there are too many."""
+        """Return a gateway's feed, a new one for a new incarnation; None where there are too many."""
         feed = cell.feeds.get(gateway)
         if feed is None and len(cell.feeds) >= MOST_FEEDS:
             return None
@@ -263,5 +275,5 @@ class Cells:
 
 
 def _serves(cell: CellState, model: str) -> bool:
-    """Whether a cell may serve a model; one that has told none, and a request that names none, fit all."""
+    """Return whether a cell may serve a model; a cell without a report, and a request without a model, fit all."""
     return not model or cell.load is None or not cell.load.models or model in cell.load.models

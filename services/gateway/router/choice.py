@@ -1,14 +1,14 @@
-"""Which cell a request goes to: the work that is left there for its prompt, against how busy the cell is. Pure.
+"""The choice of a cell for a request: the work left there for its prompt, against the cell's load. Pure.
 
-Every open cell has a cost in bytes of prompt: those that it would have to compute, as many average prompts as it is
-above its fair share of the requests in progress, and as many as it is above its share of the work of the last minutes.
-Both are needed: requests differ a hundredfold in what is left to compute of them, and each that decodes takes a place
-in every step however short its prompt was. The work of a cell that has next to nothing in progress does not count, for
-where nothing waits nothing is gained by moving. A share is fair up to ``spare`` of itself, that of requests also up to
-the deviation that chance alone gives so many, so cells that are evenly loaded differ by what they hold alone, and a
-conversation does not move for a little less load elsewhere. Where no cell holds more than another, weighted rendezvous
-hashing of the first digest that no cell holds decides: routers that have not heard of each other send equal prompts to
-one cell, and one that is above its share passes them on to the next in the same order (bounded loads).
+Every open cell has a cost in bytes of prompt: those that it would have to compute, plus a number of average prompts in
+proportion to its excess over its fair share of the requests in progress, and of the recent work. Both are needed:
+requests differ a hundredfold in what is left to compute of them, and each that decodes takes a place in every step
+however short its prompt was. The work of a cell with next to nothing in progress does not count: where no request
+waits, moving gains nothing. A share is fair up to ``spare`` of itself, that of requests also up to the deviation that
+chance alone gives so many, so evenly loaded cells differ only in what they hold, and a conversation does not move for a
+little less load elsewhere. Where no cell holds more than another, weighted rendezvous hashing of the first digest that
+no cell holds decides: routers that have no reports of each other send equal prompts to one cell, and one above its
+share passes them on to the next in the same order (bounded loads).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import xxhash
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``spare``, ``noise`` and ``few`` widen a cell's fair share: by a part of it, by so many deviations of chance, and
-    by requests that are no load worth mentioning in a cell that has next to none.
+    """Parameters of the choice.
 
-    ``price`` is what one fair share of requests more than that costs, in average prompts, and ``work_price`` one of
-    work. A session leaves its cell at ``session_over`` fair shares of requests.
+    ``spare``, ``noise`` and ``few`` widen a cell's fair share: by a fraction of it, by so many deviations of chance,
+    and by a number of requests that is negligible in an almost idle cell.
+
+    ``price`` is the cost of one fair share of requests more than that, in average prompts, and ``work_price`` that of
+    one of work. A session leaves its cell at ``session_over`` fair shares of requests above the bound.
     """
 
     spare: float = 0.02
@@ -40,13 +42,15 @@ class Rules:
 DEFAULT = Rules()
 
 TAKEN = 0.25
-"""Requests in progress for each worker at which the work of a cell counts in full."""
+"""Requests in progress per worker from which on the work of a cell counts in full."""
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A cell that may be chosen. ``busy`` are requests in progress there, of all routers as far as is known, and
-    ``work`` is what the cell had to compute lately, in bytes of prompt, older work less and less.
+    """A cell that may be chosen.
+
+    ``busy`` are its requests in progress, of all routers as far as known, and ``work`` is its recent work in bytes of
+    prompt, decaying with time.
     """
 
     name: str
@@ -58,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A cell, and the bytes of the prompt that it holds."""
+    """The chosen cell, and the bytes of the prompt that it holds."""
 
     name: str
     matched: int
@@ -76,8 +80,8 @@ def choose(
 ) -> Choice | None:
     """Return the best of the cells, None of none. ``session`` names the cell of the conversation, "" for none.
 
-    ``key`` is hashed where cells differ in nothing else, and ``mean_bytes`` the length of an average prompt. A cell
-    whose queue is full is taken where all are.
+    ``key`` is hashed where cells differ in nothing else, and ``mean_bytes`` is the length of an average prompt. A cell
+    whose queue is full is chosen only if all are.
     """
     open_cells = [cell for cell in cells if not cell.is_full] or list(cells)
     if not open_cells:
@@ -85,7 +89,7 @@ def choose(
     workers = max(1, sum([cell.workers for cell in open_cells]))
     share = sum([cell.busy for cell in open_cells]) / workers
     work_share = sum([cell.work for cell in open_cells]) / workers
-    bounds: dict[int, tuple[float, float]] = {}  # By workers, since most cells have as many.
+    bounds: dict[int, tuple[float, float]] = {}  # By number of workers, which is the same for most cells.
     best: list[Candidate] = []
     least = inf
     for cell in open_cells:
@@ -108,7 +112,7 @@ def choose(
             least, best = cost, [cell]
         elif cost == least:
             best.append(cell)
-    # Names decide what chance leaves open, so that every router comes to the same.
+    # Names break ties, so that all routers choose the same.
     chosen = best[0] if len(best) == 1 else min(best, key=lambda cell: (_place(key, cell), cell.name))
     return Choice(chosen.name, min(matched.get(chosen.name, 0), nbytes))
 
@@ -120,8 +124,9 @@ def fair_share(share: float, workers: int, rules: Rules) -> tuple[float, float]:
 
 
 def _place(key: int, cell: Candidate) -> float:
-    """Return the place of a cell in the order of ``key``, the least first: chance that favours cells by their
-    workers.
+    """Return a cell's position in the order of ``key``, the least first.
+
+    The order is pseudorandom, weighted by the cell's workers.
     """
     drawn = (xxhash.xxh3_64_intdigest(cell.name.encode(), seed=key & (2**64 - 1)) + 0.5) / 2**64
     return -log(drawn) / max(1, cell.workers)

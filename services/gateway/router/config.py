@@ -15,7 +15,7 @@ MOST_GATEWAYS = 64
 
 
 class RouterConfig(ListeningSettings, frozen=True, kw_only=True):
-    """Every setting with its default; ``--help`` prints the descriptions."""
+    """All settings of a router with their defaults; ``--help`` prints the descriptions."""
 
     cells: Annotated[
         tuple[str, ...],
@@ -24,30 +24,31 @@ class RouterConfig(ListeningSettings, frozen=True, kw_only=True):
     id: Annotated[str, Meta(description="name of this router, for logs")] = "router-0"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65_535)] = 8080
     cell_ca: Annotated[
-        str, Meta(description="PEM file of authorities that gateways' certificates come from; empty: the system's")
+        str, Meta(description="PEM file of authorities that sign gateways' certificates; empty: the system's")
     ] = ""
     summaries: Annotated[
-        bool, Meta(description="hear over NATS which heads cells hold; without it only what was sent counts")
+        bool, Meta(description="receive over NATS which heads cells hold; otherwise only what this router sent counts")
     ] = True
     most_heads: Annotated[
-        int, Meta(description="heads that are remembered of each gateway of each cell, 200 bytes each", ge=1024)
+        int, Meta(description="heads remembered of each gateway of each cell, 200 bytes each", ge=1024)
     ] = 65_536
     session_header: Annotated[
         str, Meta(description="header that names a conversation, which stays in its cell; empty is none")
     ] = "x-session-id"
     admin_key: Annotated[str, Meta(description="key that opens /v1/cells; empty leaves it closed")] = ""
     max_inflight: Annotated[int, Meta(description="requests in progress; beyond it clients get 429", ge=1)] = 4096
-    tries: Annotated[int, Meta(description="gateways that one request is tried at, at the most", ge=1, le=64)] = 4
+    tries: Annotated[int, Meta(description="most gateways at which one request is tried", ge=1, le=64)] = 4
     connect_timeout_ms: Annotated[int, Meta(description="longest wait for a connection to a gateway", ge=1)] = 1_000
     idle_timeout_ms: Annotated[
         int, Meta(description="longest silence of a stream; gateways break it every 15 s", ge=1)
     ] = 60_000
-    health_ms: Annotated[int, Meta(description="pause between two questions whether a gateway is ready", ge=10)] = 1_000
+    health_ms: Annotated[int, Meta(description="pause between two health checks of a gateway", ge=10)] = 1_000
     health_timeout_ms: Annotated[
         int, Meta(description="a gateway that does not answer for so long, twice in a row, counts as away", ge=10)
     ] = 2_000
 
     def __post_init__(self) -> None:
+        """Raise ValueError that names every fault of the settings."""
         faults = self._cell_faults()
         faults += self.listening_faults(name=self.id, longest=64, admin_key=self.admin_key)
         if faults:
@@ -55,7 +56,7 @@ class RouterConfig(ListeningSettings, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> dict[str, tuple[str, ...]]:
-        """Gateways by cell, checked at construction."""
+        """The gateways' URLs by cell, checked at construction."""
         pairs = (entry.partition("=") for entry in self.cells)
         return {name: tuple(urls.split("|")) for name, _, urls in pairs}
 

@@ -1,6 +1,6 @@
-"""What cells tell over NATS, until it is taken in by :class:`~services.gateway.router.cells.Cells`.
+"""The receiver of cells' reports over NATS, which it passes to :class:`~services.gateway.router.cells.Cells`.
 
-The broker may be away: a router that hears nothing goes on by what it has sent itself.
+The broker may be away: without reports, a router goes by the requests that it sent itself.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _log = logs.get_logger("router.feed")
 
 
 class Feed:
-    """Hears all cells of a router."""
+    """The receiver of all cells' reports for one router."""
 
     def __init__(self, router: Router) -> None:
+        """Pass reports to the cells of ``router`` once :meth:`run` is called."""
         self._router = router
 
     async def run(self) -> None:
-        """Connect, listen, and ask for what was missed, for ever. Raises ConfigError for settings that cannot work."""
+        """Connect, listen, and request missed summaries, for ever. Raises ConfigError for settings that cannot work."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep())
             if self._router.config.summaries:
@@ -63,7 +64,7 @@ class Feed:
             try:
                 await bus.publish(subjects.heads_wanted(cell), encode(HeadsWanted(cell=cell)))
             except Unavailable:
-                return  # They are wanted still when the connection is back.
+                return  # They are requested again when the connection is back.
 
     async def _sweep(self) -> None:
         cells = self._router.cells
@@ -93,7 +94,7 @@ class Feed:
 
 
 def _read(delivery: Delivery, kind: type[M]) -> M | None:
-    """Decode the message; None, with a line in the log, for other bytes."""
+    """Decode a message; return None, after a line in the log, for one that cannot be decoded."""
     try:
         return decode(delivery.data, kind)
     except CodecError as error:

@@ -1,8 +1,8 @@
-"""One request: choose a cell, send it there, and to the next where that cell does not take it.
+"""Forwarding of one request: choose a cell, send it there, and to the next where that cell refuses it.
 
-What has sent nothing to its client yet may be tried elsewhere: all that a request leaves in a cell is cached KV. A cell
-refuses with 503, or with 429 because its queue or a gateway is full; a tenant's own limit (429 with
-another code) is an answer like any other, since asking the next cell would multiply the limit by the cells.
+A request without any answer sent to its client may be tried elsewhere: it leaves nothing in a cell but cached KV. A
+cell refuses with 503, or with 429 because its queue or a gateway is full; a tenant's own limit (429 with another code)
+is an answer like any other, since asking the next cell would multiply the limit by the number of cells.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from shared import logs
 from shared.errors import DeadlineExceeded, QueueFull, RequestCancelled, ThermoclineError, Unavailable
 
 FULL_CODES = ("queue_full", "too_many_requests")
-"""Codes of 429 that another cell may not have."""
+"""Codes of 429 for which another cell may accept the request."""
 
 REFUSAL_BYTES = 16 * 1024
 GATEWAYS_OF_A_CELL = 2
-"""That are tried of one cell before the next."""
+"""Most gateways of one cell that are tried before the next cell."""
 
 _DROPPED = (b"host", b"content-length", b"expect", b"accept-encoding")
 _log = logs.get_logger("router.http")
 
 
 class _Refusal(Exception):
-    """A cell did not take the request: ``error`` says why. ``is_full``: its other gateways will not either."""
+    """A cell refused the request: ``error`` says why. ``is_full``: its other gateways will refuse it too."""
 
     def __init__(self, error: ThermoclineError, *, is_full: bool) -> None:
         super().__init__(error.message)
@@ -61,7 +61,7 @@ class _ErrorBody(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Sent:
-    """What goes to a gateway. ``gone`` is set when the client is."""
+    """The request as it is sent to a gateway. ``gone`` is set when its client disconnects."""
 
     method: str
     path: str
@@ -70,19 +70,22 @@ class _Sent:
     body: Body
     asked: Asked
     session: str
-    cell: str  # Where what it is about is kept, "" for what any cell can answer.
+    cell: str  # The cell that keeps the response it refers to, "" if any cell can answer.
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     exchange: Exchange | None = None
 
     def leave(self) -> None:
-        """End all that is read for a client that went away."""
+        """End the exchange for a client that disconnected."""
         self.gone.set()
         if self.exchange is not None:
             self.exchange.close()
 
 
 async def forward(router: Router, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer one request. Raises ThermoclineError; where an answer had begun, its client has been told already."""
+    """Answer one request.
+
+    Raises ThermoclineError; after the first bytes, the client has the error already where it can.
+    """
     router.check_open()
     config = router.config
     router.slots.check(1)
@@ -132,8 +135,9 @@ def _sent(router: Router, scope: Scope, body: Body) -> _Sent:
 
 
 async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float) -> None:
-    """Try one cell after another. Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when none takes
-    it.
+    """Try one cell after another.
+
+    Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when none accepts the request.
     """
     refusals: list[ThermoclineError] = []
     refused = {name for name in router.gateways if name != sent.cell} if sent.cell else set()
@@ -156,7 +160,7 @@ async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float
 
 
 async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway: Upstream, started_s: float) -> None:
-    """Ask one gateway and pass its answer on. Raises _Refusal while the client has nothing."""
+    """Ask one gateway and relay its answer. Raises _Refusal if nothing has been sent to the client."""
     cells = router.cells
     cells.begin(cell, sent.asked.head, router.clock(), session=sent.session)
     gateway.in_flight += 1
@@ -194,8 +198,10 @@ async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway:
 
 
 async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
-    """Wait for the head of an answer. Raises UpstreamLost, also as soon as the gateway stops answering elsewhere, and
-    RequestCancelled when the client goes.
+    """Wait for the head of an answer.
+
+    Raises UpstreamLost, also as soon as health checks find the gateway lost, and RequestCancelled when the client
+    disconnects.
     """
     asking: asyncio.Task[Any] = asyncio.create_task(gateway.send(sent.method, sent.target, sent.headers, sent.body))
     lost: asyncio.Task[Any] = asyncio.create_task(gateway.lost.wait())
@@ -207,7 +213,7 @@ async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
             return exchange
         if gone.done():
             raise RequestCancelled("the client went away", code="client_disconnected")
-        raise UpstreamLost(f"{gateway.url} does not answer any more")
+        raise UpstreamLost(f"{gateway.url} no longer answers")
     finally:
         for wait in (lost, gone):
             wait.cancel()
@@ -217,7 +223,7 @@ async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
 
 
 async def _refusal_of(exchange: Exchange) -> _Refusal | None:
-    """Why the cell does not take the request, where another may; else None and the body is unread.
+    """Return the cell's refusal of a request that another cell may accept; otherwise None, with the body unread.
 
     Raises UpstreamLost.
     """
@@ -243,14 +249,16 @@ async def _refusal_of(exchange: Exchange) -> _Refusal | None:
 
 
 def _nobody(refusals: list[ThermoclineError]) -> ThermoclineError:
-    """Return the client's error when no cell takes its request: 429 where one is only full, else 503."""
+    """Return the client's error when no cell accepts its request: 429 where one is only full, else 503."""
     if not refusals:
-        error: ThermoclineError = Unavailable("no cell is there to answer", retry_after_ms=1_000, code="no_cell")
+        error: ThermoclineError = Unavailable("no cell is available", retry_after_ms=1_000, code="no_cell")
     else:
         waits = [refusal.retry_after_ms for refusal in refusals if refusal.retry_after_ms]
         is_full = any(isinstance(refusal, QueueFull) for refusal in refusals)
         last = refusals[-1].message
         kind = QueueFull if is_full else Unavailable
-        error = kind(f"no cell takes the request now; the last said: {last}", retry_after_ms=min(waits, default=1_000))
+        error = kind(
+            f"no cell accepts the request now; the last error: {last}", retry_after_ms=min(waits, default=1_000)
+        )
     metrics.REFUSED.labels(error.code).inc()
     return error

@@ -1,8 +1,8 @@
-"""Which cells hold which heads of prompts. Pure: time is an argument.
+"""An index of the prompt heads that cells hold. Pure: time is an argument.
 
-A cell's heads come from several sources: each of its gateways tells some, and the router knows what it has sent there
+A cell's heads come from several sources: each of its gateways reports some, and the router knows what it has sent there
 itself. Each source has one bit, and each digest the bits of all sources that hold it, so that finding every cell's
-longest match takes one look-up a depth, however many cells there are.
+longest match takes one look-up per depth, however many cells there are.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from itertools import count
 from services.gateway.prompt_heads import Head
 
 OWN = ""
-"""In the place of a gateway: what the router has sent to the cell itself."""
+"""The gateway's name in the source of heads that the router has sent to a cell itself."""
 
 Source = tuple[str, str]  # Cell and gateway.
 
 
 class HeadIndex:
-    """``most`` bounds each source; what it told or sent longest ago goes first."""
+    """Digests and the sources that hold them."""
 
     def __init__(self, most: int = 65_536) -> None:
+        """Keep up to ``most`` digests of each source; those reported or sent longest ago go first."""
         self._most = most
         self._holders: dict[int, int] = {}  # Bits of sources by digest.
-        self._held: dict[Source, dict[int, float]] = {}  # When each digest was told or sent, in that order.
+        self._held: dict[Source, dict[int, float]] = {}  # Time of each digest's report or sending, oldest first.
         self._bits: dict[Source, int] = {}
-        self._masks: dict[str, int] = {}  # Of all sources by cell.
+        self._masks: dict[str, int] = {}  # Bits of all of a cell's sources.
 
     def __len__(self) -> int:
-        """Digests that any cell holds."""
+        """Return the number of digests that any cell holds."""
         return len(self._holders)
 
     def count(self, cell: str) -> int:
-        """Digests of a cell, those of several sources as often."""
+        """Return the number of a cell's digests; one of several sources counts as often."""
         return sum(len(held) for source, held in self._held.items() if source[0] == cell)
 
     def add(self, source: Source, digests: Iterable[int], now_s: float) -> None:
-        """Add what the source holds as of now."""
+        """Add digests that the source holds as of now."""
         held = self._held.get(source)
         if held is None:
             held = self._open(source)
@@ -50,14 +51,14 @@ class HeadIndex:
             self._take_from(source, next(iter(held)))
 
     def remove(self, source: Source, digests: Iterable[int]) -> None:
-        """Remove what the source has given up; what it did not hold is passed over."""
+        """Remove digests that the source no longer holds; unknown ones are ignored."""
         held = self._held.get(source, {})
         for digest in digests:
             if digest in held:
                 self._take_from(source, digest)
 
     def drop(self, source: Source) -> None:
-        """Forget all that a source has told."""
+        """Forget a source and all of its digests."""
         held = self._held.pop(source, None)
         if held is None:
             return
@@ -67,13 +68,13 @@ class HeadIndex:
             self._clear(digest, bit)
 
     def expire(self, source: Source, before_s: float) -> None:
-        """Forget what a source told, or was sent, before this time."""
+        """Forget digests that the source reported, or was sent, before this time."""
         held = self._held.get(source, {})
         while held and next(iter(held.values())) < before_s:
             self._take_from(source, next(iter(held)))
 
     def matches(self, head: Head) -> dict[str, int]:
-        """Bytes of the head that each cell holds from its start on; cells that hold nothing are left out."""
+        """Return the bytes of the head that each cell holds from its start; cells that hold nothing are left out."""
         found: dict[str, int] = {}
         missing = dict(self._masks)
         seen = 0
@@ -88,7 +89,7 @@ class HeadIndex:
         return found
 
     def first_unknown(self, head: Head) -> int:
-        """Return the shallowest digest that no source holds; the deepest of all where each is held, 0 of no head."""
+        """Return the shallowest digest that no source holds; the deepest if all are held, 0 for no head."""
         for digest in head.digests:
             if digest not in self._holders:
                 return digest

@@ -1,4 +1,4 @@
-"""Asking every gateway whether it is ready, for ever; one that is away is asked on until it is back."""
+"""Health checks of all gateways, for ever, those that are away included."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shared import logs
 
 PATH = b"/health/ready"
 MOST_FAILURES = 2
-"""Of answers in a row that did not come in time; a refused connection counts at once."""
+"""Consecutive checks without an answer in time after which a gateway is lost; a refused connection counts at once."""
 
 _BODY_BYTES = 2**20
 _log = logs.get_logger("router.health")
 
 
 async def watch_gateways(router: Router) -> None:
-    """Ask all of them side by side."""
+    """Check all gateways concurrently."""
     async with asyncio.TaskGroup() as group:
         for cell, gateways in router.gateways.items():
             for gateway in gateways:
@@ -37,7 +37,7 @@ async def _watch(router: Router, cell: str, gateway: Upstream) -> None:
 
 
 async def ask(router: Router, cell: str, gateway: Upstream) -> None:
-    """Ask one gateway once, and note what follows."""
+    """Check one gateway once, and record the result."""
     try:
         async with asyncio.timeout(router.config.health_timeout_ms / 1000):
             exchange = await gateway.send("GET", PATH, ())

@@ -1,4 +1,4 @@
-"""The models of all cells: one cell of each set of models is asked with the caller's own headers."""
+"""The models of all cells: one cell per set of models is asked, with the caller's own headers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ Answer = tuple[int, bytes, bytes]
 
 
 async def model_list(router: Router, path: str, headers: Sequence[Header]) -> Answer:
-    """Status, content type and body. A refusal by every cell, as of a wrong key, is passed on; one model is looked for
-    in each set. Raises Unavailable when no cell answers.
+    """Return status, content type and body.
+
+    A refusal by every cell, as for a wrong key, is passed on; a single model is looked up in one cell of each set.
+    Raises Unavailable when no cell answers.
     """
     sent = [(key, value) for key, value in forwardable(list(headers)) if key in _PASSED]
     asked = [_get(gateway, path, sent) for cell in _one_of_each(router) for gateway in router.open_gateways(cell)[:1]]
     answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
     if not answers:
-        raise Unavailable("no cell is there to answer", retry_after_ms=1_000, code="no_cell")
+        raise Unavailable("no cell is available", retry_after_ms=1_000, code="no_cell")
     good = [answer for answer in answers if answer[0] == 200]
     if not good or path != "/v1/models" or len(good) == 1:
         return (good or answers)[0]
@@ -43,14 +45,14 @@ async def model_list(router: Router, path: str, headers: Sequence[Header]) -> An
             for card in told["data"]:
                 models.setdefault(str(card["id"]), card)
         except (msgspec.DecodeError, KeyError, TypeError):
-            continue  # It is no gateway of ours; the others' models are told.
+            continue  # Not an answer of a gateway; the others' models are listed.
     ids = {"first_id": next(iter(models), None), "last_id": next(reversed(models), None)}
     page |= {"data": list(models.values()), **(ids if "first_id" in page else {})}
     return 200, b"application/json", msgspec.json.encode(page)
 
 
 def _one_of_each(router: Router) -> list[str]:
-    """Open cells, one for each set of models; those that have told none are all asked."""
+    """Return open cells, one for each set of models; cells without a report are all included."""
     told = router.cells.models()
     by_models: dict[tuple[str, ...], str] = {}
     for cell, models in told.items():

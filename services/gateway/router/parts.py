@@ -1,4 +1,4 @@
-"""The composed parts of one router, as its routes see them. Made by ``bootstrap``."""
+"""The composed parts of one router, as its routes use them. Built by ``bootstrap``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.errors import Unavailable
 
 @dataclass(slots=True)
 class Router:
-    """``gateways`` are those of each cell. ``clock`` gives seconds that never run backwards."""
+    """All parts of one router. ``gateways`` are those of each cell. ``clock`` is monotonic, in seconds."""
 
     config: RouterConfig
     cells: Cells
@@ -28,7 +28,7 @@ class Router:
     is_draining: bool = False
 
     def check_open(self) -> None:
-        """Raise Unavailable while requests cannot be taken."""
+        """Raise Unavailable while requests cannot be accepted."""
         if self.is_draining:
             raise Unavailable("this router is shutting down", retry_after_ms=RETRY_AFTER_MS)
 
@@ -40,19 +40,19 @@ class Router:
         self._note(cell)
 
     def not_ready(self, cell: str, gateway: Upstream, status: int) -> None:
-        """Mark the gateway as answering without taking requests; what it has goes on."""
+        """Mark the gateway as answering without accepting requests; its requests in progress continue."""
         gateway.failures = 0
         gateway.is_open, gateway.error = False, f"{gateway.url} is not ready: it answers {status}"
         self._note(cell)
 
     def lost(self, cell: str, gateway: Upstream, error: str) -> None:
-        """Mark the gateway as lost, for this reason: what waits there for a first byte is tried elsewhere."""
+        """Mark the gateway as lost, for this reason: requests that wait there for a first byte are tried elsewhere."""
         gateway.is_open, gateway.error = False, error
         gateway.lost.set()
         self._note(cell)
 
     def open_gateways(self, cell: str) -> list[Upstream]:
-        """Those that answer, the one with fewest requests of ours first."""
+        """Return the cell's gateways that answer, the one with the fewest of this router's requests first."""
         return sorted((each for each in self.gateways[cell] if each.is_open), key=lambda each: each.in_flight)
 
     def _note(self, cell: str) -> None:

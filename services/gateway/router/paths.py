@@ -1,4 +1,4 @@
-"""What a router passes on to cells, and how its own errors look where that matters. Pure."""
+"""Which paths a router forwards to cells, and the form of its own errors within streams. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.errors import ThermoclineError
 RESPONSES = "/v1/responses"
 
 PROMPTS = ("/v1/chat/completions", "/v1/completions", MESSAGES, RESPONSES)
-"""Paths whose prompts are cached; others go wherever there is least to do."""
+"""Paths whose prompts are cached; requests to others go to the least loaded cell."""
 
 _POSTED = (
     *PROMPTS,
@@ -25,7 +25,7 @@ _POSTED = (
 
 
 def forwarded_methods(path: str) -> tuple[str, ...]:
-    """With which methods a path is passed on; none for one that is not."""
+    """Return the methods with which a path is forwarded; empty for a path that is not."""
     if path in _POSTED:
         return ("POST",)
     if not response_id_of(path):
@@ -34,7 +34,7 @@ def forwarded_methods(path: str) -> tuple[str, ...]:
 
 
 def response_id_of(path: str) -> str:
-    """Return the response that a path is about, "" for one that is about none."""
+    """Return the id of the response that a path refers to, or ""."""
     if path in _POSTED or not path.startswith(RESPONSES + "/"):
         return ""
     return path[len(RESPONSES) + 1 :].partition("/")[0]
@@ -45,7 +45,7 @@ def _below_response(path: str) -> str:
 
 
 def last_event(path: str, error: ThermoclineError, events_passed: int) -> bytes:
-    """Return the end of a stream whose cell was lost behind so many events, in the shape of the path's API."""
+    """Return the end of a stream whose cell was lost after so many events, in the shape of the path's API."""
     if is_messages_path(path):
         return sse.named_event("error", messages_error_body(error))
     if path == RESPONSES:

@@ -1,9 +1,9 @@
-"""An answer on its way from a cell to the client, and what the client is told when the cell is lost meanwhile.
+"""Relaying of an answer from a cell to the client, and of an error when the cell is lost meanwhile.
 
-A stream passes event by event as it comes; only the part of an event that a packet cut off waits for its rest. An
-answer that is no stream is held until it is whole, up to ``WHOLE_BYTES``, so that one whose cell is lost can still be
-asked of another. A stream that has begun is not taken up by another cell: its text would have to be tokenized again,
-which need not give the tokens that were sampled, and a draw depends on the place of each. It ends with an error in
+A stream is passed on event by event as it arrives; only the part of an event that a packet cut off waits for its rest.
+An answer that is no stream is held until it is whole, up to ``WHOLE_BYTES``, so that another cell can still be asked if
+its cell is lost. A stream that has begun is not continued by another cell: its text would have to be tokenized again,
+which need not give the tokens that were sampled, and a draw depends on the position of each. It ends with an error in
 the shape of its API.
 """
 
@@ -20,7 +20,7 @@ from shared.errors import RequestCancelled, Unavailable
 
 WHOLE_BYTES = 2**20
 MOST_EVENT_BYTES = 2**20
-"""Of an event whose end has not come; more is passed on as it is."""
+"""Bytes of an event held until its end arrives; more is passed on unfinished."""
 
 _NAME = b"event: "
 
@@ -30,33 +30,37 @@ HOP_BY_HOP = frozenset(
         *(b"transfer-encoding", b"upgrade", b"proxy-connection"),
     )
 )
-"""Headers about one connection (RFC 9110, 7.6.1)."""
+"""Headers that concern a single connection (RFC 9110, 7.6.1)."""
 
 CELL_HEADER = b"x-thermocline-cell"
 
 
 class SlowClient(RequestCancelled):
-    """The client took nothing for too long."""
+    """The client read nothing for too long."""
 
     code = "client_too_slow"
 
 
 class StreamLost(Unavailable):
-    """The cell was lost behind the first bytes of an answer. ``was_told``: the client has it as its last event."""
+    """The loss of the cell after the first bytes of an answer.
+
+    If ``was_told``, the client got the error as its last event.
+    """
 
     code = "cell_lost"
     was_told = False
 
 
 class EventCutter:
-    """Cuts a stream into whole events."""
+    """A splitter of a stream into whole events."""
 
     def __init__(self) -> None:
+        """Begin at the start of a stream."""
         self._rest = b""
-        self.named = 0  # Events with a name that are whole.
+        self.named = 0  # Whole events with a name.
 
     def take(self, data: bytes) -> bytes:
-        """Return what is whole by now."""
+        """Add data; return the events that are whole now."""
         data = self._rest + data
         end = data.rfind(b"\n\n") + 2
         if end < 2:
@@ -67,25 +71,27 @@ class EventCutter:
         return whole
 
     def take_rest(self) -> bytes:
+        """Return the unfinished event at the end of a stream."""
         rest, self._rest = self._rest, b""
         return rest
 
 
 class Relay:
-    """Sends one answer. ``has_begun`` says whether anything has been sent."""
+    """The sender of one answer."""
 
     def __init__(self, send: Send, *, idle_s: float, send_s: float, is_gone: Callable[[], bool], path: str) -> None:
-        """``path`` is the one that was asked: its API says how a stream ends that breaks."""
+        """``path`` is the one that was requested: its API defines how a broken stream ends."""
         self._send_message = send
         self._idle_s = idle_s
         self._send_s = send_s
         self._is_gone = is_gone
         self._path = path
-        self.has_begun = False
 
     async def relay(self, exchange: Exchange, cell: str) -> None:
-        """Pass an answer on. Raises UpstreamLost while nothing has been sent, StreamLost when the client has a part,
-        RequestCancelled when the client is gone.
+        """Pass an answer on.
+
+        Raises UpstreamLost while nothing has been sent, StreamLost when the client has a part, and RequestCancelled
+        when the client has disconnected or reads too slowly.
         """
         if exchange.head.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(exchange, cell)
@@ -127,11 +133,10 @@ class Relay:
 
     async def _begin(self, exchange: Exchange, cell: str) -> None:
         headers = [*forwardable(exchange.head.headers), (CELL_HEADER, cell.encode())]
-        self.has_begun = True
         await self._deliver({"type": "http.response.start", "status": exchange.head.status, "headers": headers})
 
     async def _pieces(self, exchange: Exchange) -> AsyncIterator[bytes]:
-        """Yield pieces. Raises UpstreamLost also when nothing comes for too long."""
+        """Yield pieces of the body. Raises UpstreamLost also when none arrives for too long."""
         pieces = exchange.pieces()
         while True:
             try:
@@ -159,7 +164,7 @@ class Relay:
 
 
 def forwardable(headers: list[Header]) -> list[Header]:
-    """Headers without those that are about one connection."""
+    """Return the headers without those that concern a single connection."""
     named = {
         name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",") if name
     }

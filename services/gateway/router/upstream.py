@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one gateway of a cell: connections that are kept, and bodies piece by piece with backpressure."""
+"""HTTP/1.1 to one gateway of a cell: connections that are reused, and bodies in pieces with backpressure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from shared.errors import Unavailable
 Header = tuple[bytes, bytes]
 
 HELD_BYTES = 256 * 1024
-"""Of a body that may wait here before the gateway is not read any further."""
+"""Bytes of a body that may wait here before reading from the gateway pauses."""
 
 MOST_HEADER_BYTES = 64 * 1024
+MOST_IDLE = 64
 IDLE_S = 30.0
-"""Gateways close idle connections after 75 s; one that is about to be closed must not be written to."""
+"""Connections idle for longer are not reused: gateways close theirs after 75 s, and a closing one must not be used."""
 
 
 class UpstreamLost(Unavailable):
-    """The gateway could not be reached, or its connection ended too soon. ``has_answered``: a head had come."""
+    """The gateway could not be reached, or its connection ended too soon. ``has_answered``: a head had arrived."""
 
     code = "gateway_lost"
     has_answered = False
@@ -33,18 +34,18 @@ class UpstreamLost(Unavailable):
 
 @dataclass(slots=True)
 class UpstreamHead:
-    """What an answer begins with; names of headers are in lower case."""
+    """Status and headers of an answer; names of headers are in lower case."""
 
     status: int = 0
     headers: list[Header] = field(default_factory=list)
 
     def header(self, name: bytes) -> bytes:
-        """Return the first header of that name, b"" without one."""
+        """Return the value of the first header of that name, or b""."""
         return next((value for key, value in self.headers if key == name), b"")
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time."""
+    """A connection to a gateway, for one exchange at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -83,7 +84,7 @@ class _Connection(asyncio.Protocol):
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises UpstreamLost where it ends too soon."""
+        """Yield the body as it arrives. Raises UpstreamLost where it ends too soon."""
         while True:
             if self._pieces:
                 piece = b"".join(self._pieces)
@@ -106,7 +107,7 @@ class _Connection(asyncio.Protocol):
         return self.is_lost or self._loop.time() - self.idle_since_s > IDLE_S
 
     def rest(self) -> None:
-        """End the exchange; another may follow."""
+        """End the exchange; another may follow on the connection."""
         self.is_used = True
         self.idle_since_s = self._loop.time()
 
@@ -173,11 +174,14 @@ class _Connection(asyncio.Protocol):
 
 
 class Exchange:
-    """One request and its answer. Close it always; unless the answer was read to its end, the connection ends with it,
-    and the gateway cancels what it was about.
+    """One request and its answer.
+
+    It must be closed; unless the answer was read to its end, that closes the connection, and the gateway cancels the
+    request.
     """
 
     def __init__(self, connection: _Connection, head: UpstreamHead, give_back: Callable[[_Connection], None]) -> None:
+        """Hold ``connection``, from which ``head`` came, until :meth:`close` calls ``give_back`` with it."""
         self.head = head
         self._connection = connection
         self._give_back = give_back
@@ -185,18 +189,18 @@ class Exchange:
         self._read = b""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises UpstreamLost where it ends too soon."""
+        """Yield the body as it arrives. Raises UpstreamLost where it ends too soon."""
         if self._read:
             yield self._read
         async for piece in self._connection.pieces():
             yield piece
 
     def unread(self, body: bytes) -> None:
-        """Put what :meth:`whole` has read in front of the body again."""
+        """Put back bytes that :meth:`whole` has read, in front of the body."""
         self._read = body
 
     async def whole(self, most_bytes: int) -> bytes:
-        """Return the body, or what has come of it when that is more than ``most_bytes``. Raises UpstreamLost."""
+        """Return the body, or its beginning once that has more than ``most_bytes``. Raises UpstreamLost."""
         body = bytearray()
         async for piece in self.pieces():
             body += piece
@@ -205,28 +209,27 @@ class Exchange:
         return bytes(body)
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the exchange, and keep or close its connection; idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._give_back(self._connection)
 
 
 class Upstream:
-    """One gateway. ``is_open`` says whether it answered when asked last, and ``error`` why not. ``lost`` is set while
-    it does not.
+    """One gateway.
+
+    ``is_open`` is the result of its last health check, and ``error`` says why it is not open. ``lost`` is set while it
+    does not answer.
     """
 
-    def __init__(
-        self, url: str, *, tls: ssl.SSLContext | None = None, connect_s: float = 1.0, most_idle: int = 64
-    ) -> None:
-        """``url`` is ``http://host:port`` or ``https://host:port``; ``tls`` is for the latter."""
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, connect_s: float = 1.0) -> None:
+        """``url`` is ``http://host:port`` or ``https://host:port``; ``tls`` is used for the latter."""
         parts = urlsplit(url)
         self.url = url
         self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls if parts.scheme == "https" else None
         self._authority = parts.netloc.rpartition("@")[2].encode()
         self._connect_s = connect_s
-        self._most_idle = most_idle
         self._idle: deque[_Connection] = deque()
         self.in_flight = 0
         self.is_open = True
@@ -239,8 +242,8 @@ class Upstream:
     ) -> Exchange:
         """Send a request and wait for the head of its answer. Raises UpstreamLost.
 
-        A kept connection that ends before a byte has come was closed by the gateway meanwhile: then a fresh one is
-        taken, once.
+        A reused connection that ends before its first byte was closed by the gateway meanwhile: the request is sent
+        again on another one.
         """
         request = self._request(method, target, headers, len(body))
         while True:
@@ -258,6 +261,7 @@ class Upstream:
             return Exchange(connection, head, self._give_back)
 
     def close(self) -> None:
+        """Close the idle connections; those in use end with their exchanges."""
         while self._idle:
             self._idle.pop().close()
 
@@ -287,7 +291,7 @@ class Upstream:
         return None
 
     def _give_back(self, connection: _Connection) -> None:
-        if connection.may_be_kept and len(self._idle) < self._most_idle:
+        if connection.may_be_kept and len(self._idle) < MOST_IDLE:
             connection.rest()
             self._idle.append(connection)
         else:

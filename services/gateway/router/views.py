@@ -1,4 +1,4 @@
-"""What a router says of itself and its cells."""
+"""Reports of a router on itself and its cells."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from shared.errors import Unavailable
 
 
 class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """``status`` is ``ready``, ``degraded`` when some cell is away or has another model, or ``not_ready``.
+    """The health of a router.
 
-    ``cells_open`` are those that get requests.
+    ``status`` is ``ready``, ``degraded`` when some cell is away or has another model, or ``not_ready``. ``cells_open``
+    counts the cells that get requests.
     """
 
     status: str
@@ -32,8 +33,9 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell as the router sees it. ``summary_age_s`` is null while nothing was heard of its load; ``error`` says why
-    it gets no requests although it is open.
+    """One cell as the router sees it.
+
+    ``summary_age_s`` is null without a report of its load; ``error`` says why it gets no requests although it is open.
     """
 
     name: str
@@ -50,12 +52,14 @@ class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellList(msgspec.Struct, frozen=True, kw_only=True):
+    """All cells of the router."""
+
     object: str = "list"
     data: list[CellRouting]
 
 
 def health_view(router: Router) -> RouterHealth:
-    """Whether a request would be answered now. Names and addresses are for who has the admin key."""
+    """Return whether a request would be answered now. Names and addresses are left out: they need the admin key."""
     states, odd = router.cells.by_name.values(), router.cells.other_models
     cells, cells_open = len(states), sum(cell.is_open and cell.name not in odd for cell in states)
     if router.is_draining or not cells_open:
@@ -66,7 +70,7 @@ def health_view(router: Router) -> RouterHealth:
 
 
 def cells_view(router: Router) -> CellList:
-    """Every cell with its gateways, load and heads."""
+    """Return every cell with its gateways, load and heads."""
     now_s, odd = router.clock(), router.cells.other_models
     return CellList(
         data=[

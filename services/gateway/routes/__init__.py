@@ -1,1 +1,1 @@
-"""The endpoints, one family a module; each gives a router for a composed gateway."""
+"""The endpoints, one family per module; each module returns an APIRouter for a composed gateway."""

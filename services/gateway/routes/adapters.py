@@ -1,4 +1,4 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them. The boundary has checked the admin key."""
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM. The boundary has checked the admin key."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from shared.adapters import is_adapter_name, read_adapter
 from shared.errors import AdapterRefused, InvalidRequest
 
 AT_ONCE = 4
-"""Orders under way; each may read a large file."""
+"""Limit on concurrent orders; each may read a large file."""
 
 
 def adapters_router(gateway: Gateway) -> APIRouter:
+    """Return the routes that load and unload LoRA adapters."""
     router = APIRouter(tags=["adapters"])
     calls = AdapterCalls(CacheCalls(gateway.bus), gateway.cell)
     slots = Slots(AT_ONCE)
@@ -39,7 +40,9 @@ def adapters_router(gateway: Gateway) -> APIRouter:
             _check_name(gateway, request.lora_name)
             folder = Path(request.lora_path)
             if not folder.is_absolute():
-                raise InvalidRequest("lora_path must be absolute: workers stand elsewhere", param="lora_path")
+                raise InvalidRequest(
+                    "lora_path must be absolute: workers have other working directories", param="lora_path"
+                )
             try:
                 files = await asyncio.to_thread(read_adapter, folder)
             except AdapterRefused as error:
@@ -52,7 +55,7 @@ def adapters_router(gateway: Gateway) -> APIRouter:
         "/v1/unload_lora_adapter",
         response_model=None,
         openapi_extra=describes(UnloadAdapterRequest, None),
-        summary="Take no more requests for a LoRA adapter",
+        summary="Accept no more requests for a LoRA adapter",
     )
     async def unload_adapter(http: Request) -> Response:
         async with gateway.bodies.read(http) as body:

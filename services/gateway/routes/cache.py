@@ -1,4 +1,4 @@
-"""The administration of the cache, below /v1/cache. The boundary has checked the admin key before any of it."""
+"""The administration of the cache, below /v1/cache. The boundary has checked the admin key before."""
 
 from __future__ import annotations
 
@@ -43,16 +43,23 @@ from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.cell_events import PinPrefix
 
 AT_ONCE = 8
-"""Calls of operators that run at the same time; they take no place of the API's own."""
+"""Limit on operators' concurrent calls; they take none of the API's slots."""
 
 LISTED = 256
 DIVERGENCES = 10
 MOST_DIVERGENCES = 64
 
+_ONE_NAMESPACE = {
+    "namespace": "only this namespace (32 hex digits)",
+    "cache_salt": "only the namespace of this salt",
+    "tenant": "only the namespace of this tenant, and of this salt of its requests",
+}
+
 T = TypeVar("T")
 
 
 def cache_router(gateway: Gateway) -> APIRouter:
+    """Return the routes that list, prewarm, pin, flush and verify the cache."""
     router = APIRouter(tags=["cache"])
     calls = CacheCalls(gateway.bus)
     slots = Slots(AT_ONCE)
@@ -64,9 +71,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             None,
             CacheNodes,
             query={
-                "namespace": "only this namespace (32 hex digits)",
-                "cache_salt": "only the namespace of this salt",
-                "tenant": "only the namespace of this tenant, and of this salt of its requests",
+                **_ONE_NAMESPACE,
                 "limit": f"nodes to list, 1 to {MAX_LISTED}, {LISTED} without it",
                 "after": "next_after of the page before",
             },
@@ -75,8 +80,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
     )
     async def list_nodes(http: Request) -> Response:
         with slots.taken():
-            query = http.query_params
-            namespace = _namespace(gateway, query.get("namespace"), query.get("cache_salt"), query.get("tenant"))
+            namespace = _queried_namespace(gateway, http)
             limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
             after = whole_number(http, "after", 0, 0, 2**53)
             page = await calls.page(namespace, after=after, limit=limit)
@@ -103,7 +107,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
         "/v1/cache/stats",
         response_model=None,
         openapi_extra=describes(None, CacheStats),
-        summary="Pools, hits by tier, and what the storages count",
+        summary="Pools, hits by tier, and the storages' counters",
     )
     async def stats() -> Response:
         with slots.taken():
@@ -129,7 +133,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
                 namespace = gateway.namespace(tenant, source.cache_salt, model.adapter)
                 tokens = await tokenize_source(gateway, source, namespace, path=f"prompts[{place}].")
                 prompts.append(Warming(tokens, model, source.cache_salt, tenant))
-            # A request that no scheduler sees would only wait for its time to run out.
+            # Without a scheduler, requests would only wait for their timeouts.
             await calls.status()
             data = await prewarm(gateway, http.receive, prompts)
         failed = sum(warmed.prompt_tokens_details is None for warmed in data)
@@ -139,7 +143,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
         "/v1/cache/flush",
         response_model=None,
         openapi_extra=describes(FlushRequest, FlushReport),
-        summary="Drop what nothing uses",
+        summary="Drop unused KV",
     )
     async def flush(http: Request) -> Response:
         with slots.taken():
@@ -160,7 +164,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
 
 
 def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: Slots) -> None:
-    """Pins of operators, and leases that requests asked for."""
+    """Add the routes of operators' pins, and of leases that requests asked for."""
 
     @router.post(
         "/v1/cache/pins",
@@ -196,9 +200,7 @@ def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: 
             None,
             LeaseList,
             query={
-                "namespace": "only this namespace (32 hex digits)",
-                "cache_salt": "only the namespace of this salt",
-                "tenant": "only the namespace of this tenant, and of this salt of its requests",
+                **_ONE_NAMESPACE,
                 "limit": f"leases to list, 1 to {MAX_LISTED}, {LISTED} without it",
             },
         ),
@@ -206,18 +208,16 @@ def _add_keeping(router: APIRouter, gateway: Gateway, calls: CacheCalls, slots: 
     )
     async def list_leases(http: Request) -> Response:
         with slots.taken():
-            query = http.query_params
-            namespace = _namespace(gateway, query.get("namespace"), query.get("cache_salt"), query.get("tenant"))
+            namespace = _queried_namespace(gateway, http)
             limit = whole_number(http, "limit", LISTED, 1, MAX_LISTED)
-            return json_response(
-                LeaseList(data=[lease_view(each) for each in await calls.leases(namespace, limit=limit)])
-            )
+            leases = await calls.leases(namespace, limit=limit)
+            return json_response(LeaseList(data=[lease_view(each) for each in leases]))
 
     @router.delete(
         "/v1/cache/pins/{name}",
         response_model=None,
         openapi_extra=describes(None, PinDeleted),
-        summary="Let go of a pin",
+        summary="Release a pin",
     )
     async def unpin(name: str) -> Response:
         if not is_valid_name(name):
@@ -235,7 +235,7 @@ async def _body(gateway: Gateway, http: Request, schema: type[T], *, is_optional
 async def _flush(gateway: Gateway, calls: CacheCalls, request: FlushRequest) -> FlushReport:
     namespace = _namespace(gateway, request.namespace, request.cache_salt, request.tenant)
     if request.responses and request.namespace:
-        raise InvalidRequest("a namespace does not say whose responses are meant", param="responses")
+        raise InvalidRequest("a namespace does not name the tenant whose responses to erase", param="responses")
     flushed = await calls.flush(request.tiers, namespace)
     erased = 0
     if request.responses:
@@ -250,19 +250,23 @@ async def _flush(gateway: Gateway, calls: CacheCalls, request: FlushRequest) -> 
 
 
 def _tenant(gateway: Gateway, name: str | None) -> Tenant:
-    """Return the tenant of this name; without one, what holds for callers without. Raises NotFound."""
+    """Return the tenant of this name; without a name, the open tenant. Raises NotFound."""
     account = _account(gateway, name)
     return account.tenant if account is not None else OPEN
 
 
 def _account(gateway: Gateway, name: str | None) -> Account | None:
-    """Return the account of a tenant; None without a name. Raises NotFound."""
+    """Return the account of a tenant, or None without a name. Raises NotFound."""
     if name is None:
         return None
     account = gateway.callers.account(name)
     if account is None:
         raise NotFound(f"there is no tenant {name[:64]!r} in --tenants", param="tenant", code="tenant_not_found")
     return account
+
+
+def _queried_namespace(gateway: Gateway, http: Request) -> str:
+    return _namespace(gateway, *(http.query_params.get(name) for name in _ONE_NAMESPACE))
 
 
 def _namespace(gateway: Gateway, namespace: str | None, salt: str | None, tenant: str | None) -> str:

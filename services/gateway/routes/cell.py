@@ -1,4 +1,4 @@
-"""The whole cell, for operators: its status once, or as it goes on. The boundary has checked the admin key before."""
+"""The status of the whole cell, once or as a stream, for operators. The boundary has checked the admin key before."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from services.gateway.pending import Slots
 from services.gateway.views.cell_view import cell_view
 
 AT_ONCE = 8
-"""Questions to the scheduler under way."""
+"""Limit on concurrent calls to the scheduler."""
 
 WATCHERS = 32
-"""Streams of events; they cost the scheduler nothing."""
+"""Limit on streams of events; they cost the scheduler nothing."""
 
 
 def cell_router(gateway: Gateway) -> APIRouter:
+    """Return the routes of the cell's status and its stream."""
     router = APIRouter(tags=["cell"])
     calls = CacheCalls(gateway.bus)
     slots, watchers = Slots(AT_ONCE), Slots(WATCHERS)
@@ -40,7 +41,7 @@ def cell_router(gateway: Gateway) -> APIRouter:
         "/v1/cell/events",
         response_model=None,
         openapi_extra=describes(None, CellReport, streams=CellReport),
-        summary="The same, about once a second, as server-sent events",
+        summary="The cell's status about once a second, as server-sent events",
     )
     async def events() -> Response:
         return CellEvents(gateway, watchers)

@@ -9,7 +9,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission, prompt_weight
-from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import chat_prompt
 from services.gateway.gateway import Gateway
@@ -19,7 +18,7 @@ from services.gateway.openapi import describes
 from services.gateway.pending import Generation
 from services.gateway.replies.asking import AskedReply, ask_reply
 from services.gateway.request_spans import trace_of
-from services.gateway.serving import Asked, answer, make_generation
+from services.gateway.serving import Asked, make_generation, serve
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
@@ -28,6 +27,7 @@ from shared.messages.requests import Grammar
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
+    """Return the route of chat completions."""
     router = APIRouter(tags=["chat"])
 
     @router.post(
@@ -37,28 +37,17 @@ def chat_router(gateway: Gateway) -> APIRouter:
         summary="Continue a conversation",
     )
     async def create_chat_completion(http: Request) -> Response:
-        gateway.check_open()
-        async with gateway.bodies.read(http) as body:
-            asked = await _prepare(gateway, http, body)
-        return await answer(gateway, http, asked)
+        return await serve(gateway, http, ChatRequest, _ask)
 
     return router
 
 
-async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
-    received_ns = gateway.wall_ns()
-    request = await gateway.bodies.decode(body, ChatRequest)
-    with Ticket(gateway, caller_of(http)) as ticket:
-        ticket.read(body)
-        return await _ask(gateway, http, request, ticket, received_ns)
-
-
-async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ticket, received_ns: int) -> Asked:
+async def _ask(gateway: Gateway, http: Request, request: ChatRequest, ticket: Ticket) -> Asked:
     answer_id = new_id("chatcmpl")
-    generation = await chat_generation(gateway, http, request, ticket, received_ns=received_ns, answer_id=answer_id)
+    generation = await chat_generation(gateway, http, request, ticket, answer_id=answer_id)
     view = ChatView(
         generation,
-        head_of(answer_id, received_ns // 10**9, gateway.facts, generation.model),
+        head_of(answer_id, ticket.received_ns // 10**9, gateway.facts, generation.model),
         wanted_by(request, _logprobs(request)),
         gateway.tokenizer.texts,
         gateway.wall_ns,
@@ -72,14 +61,13 @@ async def chat_generation(
     request: ChatRequest,
     ticket: Ticket,
     *,
-    received_ns: int,
     answer_id: str,
     is_clipped: bool = False,
 ) -> Generation:
-    """Return the generation of a chat, not yet submitted; all APIs of conversations end here.
+    """Return the generation of a chat, not yet submitted; all APIs of conversations use this.
 
-    ``is_clipped``: an answer that is wanted longer than the context has room for is as long as it has. Raises
-    InvalidRequest, NotFound, ContextTooLong, TooManyConnections, RateLimited.
+    ``is_clipped``: an answer longer than the context has room for is shortened to that room. Raises InvalidRequest,
+    NotFound, ContextTooLong, TooManyConnections, RateLimited, and Unavailable for too many grammars.
     """
     facts = gateway.facts
     model = gateway.model(request.model)
@@ -108,7 +96,7 @@ async def chat_generation(
         answer_id=answer_id,
         account=caller_of(http),
         trace=trace_of(http),
-        received_ns=received_ns,
+        received_ns=ticket.received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, params)],
         new_reply=reply.new_reply,
@@ -128,7 +116,7 @@ async def asked_reply(
     def work() -> AskedReply:
         return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
 
-    # Without tools it looks at the prompt's last tokens alone, which is less than handing it to a thread takes.
+    # Without tools only the prompt's last tokens are read, which takes less time than a thread's handover.
     reply = await gateway.tokenizer.run(work, prompt_weight.weight(request) if request.tools else 0)
     if reply.grammar is not None and reply.grammar is not grammar:
         await gateway.grammars.check(reply.grammar, param="tools")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
-from services.gateway.body import Body
 from services.gateway.cache_hints import keeps_text
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
@@ -16,7 +15,7 @@ from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.completions import CompletionRequest, CompletionResponse
 from services.gateway.openapi import describes
 from services.gateway.request_spans import trace_of
-from services.gateway.serving import Asked, answer, make_generation
+from services.gateway.serving import Asked, make_generation, serve
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.completion_view import CompletionView
@@ -26,6 +25,7 @@ from shared.messages.requests import Grammar, SamplingParams
 
 
 def completions_router(gateway: Gateway) -> APIRouter:
+    """Return the route of completions."""
     router = APIRouter(tags=["completions"])
 
     @router.post(
@@ -35,23 +35,12 @@ def completions_router(gateway: Gateway) -> APIRouter:
         summary="Continue a text",
     )
     async def create_completion(http: Request) -> Response:
-        gateway.check_open()
-        async with gateway.bodies.read(http) as body:
-            asked = await _prepare(gateway, http, body)
-        return await answer(gateway, http, asked)
+        return await serve(gateway, http, CompletionRequest, _ask)
 
     return router
 
 
-async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
-    received_ns = gateway.wall_ns()
-    request = await gateway.bodies.decode(body, CompletionRequest)
-    with Ticket(gateway, caller_of(http)) as ticket:
-        ticket.read(body)
-        return await _ask(gateway, http, request, ticket, received_ns)
-
-
-async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, ticket: Ticket, received_ns: int) -> Asked:
+async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, ticket: Ticket) -> Asked:
     facts = gateway.facts
     model = gateway.model(request.model)
     admission.check_completion(request)
@@ -71,13 +60,13 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
         answer_id=answer_id,
         account=caller_of(http),
         trace=trace_of(http),
-        received_ns=received_ns,
+        received_ns=ticket.received_ns,
         seed=request.seed if request.seed is not None else secrets.randbits(63),
         prompts=[(tokens, _params(gateway, request, len(tokens), grammar)) for tokens in tokenised],
     )
     view = CompletionView(
         generation,
-        head_of(answer_id, received_ns // 10**9, facts, model.name),
+        head_of(answer_id, ticket.received_ns // 10**9, facts, model.name),
         wanted_by(request, request.logprobs),
         gateway.tokenizer.texts,
         gateway.wall_ns,
@@ -90,7 +79,10 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
 async def _tokenise(
     gateway: Gateway, request: CompletionRequest, prompts: list[str | list[int]], known_in: str | None
 ) -> Sequence[Sequence[int]]:
-    """Token ids of every prompt; texts and token ids are never mixed. Raises InvalidRequest, ContextTooLong."""
+    """Return the token ids of every prompt; texts and token ids are never mixed.
+
+    Raises InvalidRequest and ContextTooLong.
+    """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     tokenised: Sequence[Sequence[int]] = [prompt for prompt in prompts if not isinstance(prompt, str)]
     for text in texts:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, which is refused with its reason."""
+"""POST /v1/embeddings, which is refused with a reason."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shared.errors import InvalidRequest
 
 
 def embeddings_router(gateway: Gateway) -> APIRouter:
+    """Return the route of embeddings, which raises InvalidRequest."""
     router = APIRouter(tags=["embeddings"])
 
     @router.post(
@@ -21,8 +22,8 @@ def embeddings_router(gateway: Gateway) -> APIRouter:
     )
     async def create_embeddings() -> None:
         raise InvalidRequest(
-            f"embeddings are not served: {gateway.facts.name!r} is trained to continue texts, not to tell how near two "
-            "of them are, and workers answer with tokens alone; ask a server of an embedding model",
+            f"embeddings are not served: {gateway.facts.name!r} is trained to continue texts, not to compare two of "
+            "them, and workers return only tokens; use a server of an embedding model",
             code="unsupported_endpoint",
         )
 

@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/responses/{id}, and what was asked."""
+"""GET and DELETE /v1/responses/{id}, and the items of its request."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _PAGE = {
 
 
 def kept_responses_router(gateway: Gateway) -> APIRouter:
+    """Return the routes that read, list and erase kept responses."""
     router = APIRouter(tags=["responses"])
 
     @router.get(
         "/v1/responses/{response_id}",
         response_model=None,
         openapi_extra=describes(None, ResponseObject, query=_SALT),
-        summary="A response that is kept",
+        summary="A kept response",
     )
     async def get_response(http: Request, response_id: str) -> Response:
         if http.query_params.get("stream", "false").lower() not in ("false", "0", ""):
@@ -47,7 +48,7 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
         "/v1/responses/{response_id}",
         response_model=None,
         openapi_extra=describes(None, ResponseDeleted, query=_SALT),
-        summary="Erase a response that is kept",
+        summary="Erase a kept response",
     )
     async def delete_response(http: Request, response_id: str) -> Response:
         await gateway.kept.erase(caller_of(http), http.query_params.get("cache_salt"), response_id)
@@ -57,7 +58,7 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
         "/v1/responses/{response_id}/input_items",
         response_model=None,
         openapi_extra=describes(None, ItemList, query=_PAGE),
-        summary="What a response was answered to",
+        summary="The input items of a kept response",
     )
     async def list_input_items(http: Request, response_id: str) -> Response:
         query = http.query_params

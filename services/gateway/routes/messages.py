@@ -7,7 +7,6 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from services.gateway import admission
-from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import count_chat
 from services.gateway.field_names import fields_named
@@ -21,12 +20,13 @@ from services.gateway.messages_api.view import MessagesView
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openapi import describes
 from services.gateway.routes.chat import chat_generation
-from services.gateway.serving import Asked, answer
+from services.gateway.serving import Asked, serve
 from services.gateway.ticket import Ticket
 from shared.ids import new_id
 
 
 def messages_router(gateway: Gateway) -> APIRouter:
+    """Return the routes of Anthropic's messages and of their token count."""
     router = APIRouter(tags=["messages"])
 
     @router.post(
@@ -36,16 +36,13 @@ def messages_router(gateway: Gateway) -> APIRouter:
         summary="Continue a conversation, in Anthropic's API",
     )
     async def create_message(http: Request) -> Response:
-        gateway.check_open()
-        async with gateway.bodies.read(http) as body:
-            asked = await _prepare(gateway, http, body)
-        return await answer(gateway, http, asked)
+        return await serve(gateway, http, MessagesRequest, _ask)
 
     @router.post(
         "/v1/messages/count_tokens",
         response_model=None,
         openapi_extra=describes(CountTokensRequest, TokenCount, errors=MessagesError),
-        summary="Tokens of a conversation, in Anthropic's API",
+        summary="Number of tokens of a conversation, in Anthropic's API",
     )
     async def count_tokens(http: Request) -> Response:
         account = caller_of(http)
@@ -60,26 +57,20 @@ def messages_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
-    received_ns = gateway.wall_ns()
-    request = await gateway.bodies.decode(body, MessagesRequest)
-    with Ticket(gateway, caller_of(http)) as ticket:
-        ticket.read(body)
-        answer_id = new_id("msg")
-        chat = await _chat_request(gateway, request, len(body))
-        with fields_named(RENAMES):
-            generation = await chat_generation(
-                gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id, is_clipped=True
-            )
-        view = MessagesView(
-            generation,
-            answer_id,
-            generation.model,
-            max_tokens=request.max_tokens,
-            said=gateway.said,
-            hides_thinking=request.thinking is not None and request.thinking.display == "omitted",
-        )
-        return Asked(ticket, generation, view, conversation=chat)
+async def _ask(gateway: Gateway, http: Request, request: MessagesRequest, ticket: Ticket) -> Asked:
+    answer_id = new_id("msg")
+    chat = await _chat_request(gateway, request, ticket.body_bytes)
+    with fields_named(RENAMES):
+        generation = await chat_generation(gateway, http, chat, ticket, answer_id=answer_id, is_clipped=True)
+    view = MessagesView(
+        generation,
+        answer_id,
+        generation.model,
+        max_tokens=request.max_tokens,
+        said=gateway.said,
+        hides_thinking=request.thinking is not None and request.thinking.display == "omitted",
+    )
+    return Asked(ticket, generation, view, conversation=chat)
 
 
 async def _chat_request(gateway: Gateway, request: CountTokensRequest, nbytes: int) -> ChatRequest:

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, in the shape that the caller's client knows."""
+"""GET /v1/models and /v1/models/{id}, in OpenAI's or Anthropic's shape, by the client's headers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from services.gateway.openapi import describes
 
 
 def models_router(gateway: Gateway) -> APIRouter:
+    """Return the routes of the model list and of single models."""
     router = APIRouter(tags=["models"])
 
     def card(name: str) -> ModelCard:
-        """Of the base model, or of an adapter, whose parent that is. Raises NotFound."""
+        """Return the card of the base model, or of an adapter, whose parent is the base model. Raises NotFound."""
         facts, adapter = gateway.facts, gateway.cell.adapter(gateway.model(name).name)
         return ModelCard(
             id=name,

@@ -1,4 +1,4 @@
-"""For operators: health, metrics, version, and a small page that names the endpoints."""
+"""Routes for operators: health, metrics, version, and a small page that names the endpoints."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def package_version() -> str:
 
 
 def operations_router(gateway: Gateway) -> APIRouter:
+    """Return the routes of health, metrics and version, and the page at ``/``."""
     router = APIRouter(tags=["operations"])
     own_version = package_version()
 
@@ -99,14 +100,14 @@ _ENDPOINTS = (
     ("GET", "/v1/models", "the model of this cell"),
     ("POST", "/tokenize", "token ids of a text or a conversation"),
     ("POST", "/detokenize", "text of token ids"),
-    ("GET", "/v1/cache", "what is cached where; for operators, under the admin key"),
+    ("GET", "/v1/cache", "cached prefixes and their tiers; for operators, under the admin key"),
     ("GET", "/v1/cell", "workers, pools and queue of the cell; for operators, under the admin key"),
     ("GET", "/ui", "a live page of the cell; for operators"),
     ("GET", "/health/live", "whether this process runs"),
     ("GET", "/health/ready", "whether requests would be answered now"),
     ("GET", METRICS_PATH, "Prometheus metrics"),
     ("GET", "/version", "version"),
-    ("GET", "/docs", "what they take and answer; for programs /openapi.json"),
+    ("GET", "/docs", "requests and answers of the endpoints; for programs /openapi.json"),
 )
 
 

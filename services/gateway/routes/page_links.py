@@ -1,4 +1,4 @@
-"""Links that open the page once: made under the admin key, and used by the page without one."""
+"""One-time links to the page: made under the admin key, and used by the page without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of late, and why each was served as it was. A tenant sees its own; the admin key sees all."""
+"""Recent requests, and explanations of how each was served. A tenant sees its own; the admin key sees all."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ MOST_LISTED = 100
 
 
 def requests_router(gateway: Gateway) -> APIRouter:
+    """Return the routes that list and explain recent requests."""
     router = APIRouter(tags=["requests"])
     slots = Slots(AT_ONCE)
 
@@ -38,13 +39,13 @@ def requests_router(gateway: Gateway) -> APIRouter:
     )
     async def list_requests(http: Request) -> Response:
         if not gateway.callers.has_keys and not _is_admin(http):
-            # Without keys all callers are alike, and none may look into what the others ask.
+            # Without keys callers cannot be told apart, and none may see the others' requests.
             check_admin(http.headers, gateway.config.admin_key)
         limit = whole_number(http, "limit", LISTED, 1, MOST_LISTED)
         after = http.query_params.get("after")
         own = [known for known in gateway.recent.newest_first() if _may_see(http, known)]
         if after is not None:
-            # Who is forgotten was older than all that are kept, so nothing comes behind it.
+            # A forgotten request was older than all kept ones, so none follows it.
             ahead = next((place for place, known in enumerate(own) if known.request_id == after), len(own))
             own = own[ahead + 1 :]
         with slots.taken():

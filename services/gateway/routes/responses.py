@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.body import Body
 from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import count_chat
 from services.gateway.field_names import fields_named
@@ -29,11 +28,12 @@ from services.gateway.responses.schema import (
 )
 from services.gateway.responses.view import ResponsesView
 from services.gateway.routes.chat import chat_generation
-from services.gateway.serving import Asked, answer
+from services.gateway.serving import Asked, serve
 from services.gateway.ticket import Ticket
 
 
 def responses_router(gateway: Gateway) -> APIRouter:
+    """Return the routes of responses and of their token count."""
     router = APIRouter(tags=["responses"])
 
     @router.post(
@@ -43,16 +43,13 @@ def responses_router(gateway: Gateway) -> APIRouter:
         summary="Continue a conversation, in OpenAI's newer API",
     )
     async def create_response(http: Request) -> Response:
-        gateway.check_open()
-        async with gateway.bodies.read(http) as body:
-            asked = await _prepare(gateway, http, body)
-        return await answer(gateway, http, asked)
+        return await serve(gateway, http, ResponsesRequest, _ask)
 
     @router.post(
         "/v1/responses/input_tokens",
         response_model=None,
         openapi_extra=describes(InputTokensRequest, InputTokens),
-        summary="Tokens of a conversation, in OpenAI's newer API",
+        summary="Number of tokens of a conversation, in OpenAI's newer API",
     )
     async def count_input_tokens(http: Request) -> Response:
         account = caller_of(http)
@@ -67,24 +64,14 @@ def responses_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _prepare(gateway: Gateway, http: Request, body: Body) -> Asked:
-    received_ns = gateway.wall_ns()
-    request = await gateway.bodies.decode(body, ResponsesRequest)
-    with Ticket(gateway, caller_of(http)) as ticket:
-        ticket.read(body)
-        return await _ask(gateway, http, request, ticket, received_ns, len(body))
-
-
-async def _ask(
-    gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket, received_ns: int, nbytes: int
-) -> Asked:
+async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticket: Ticket) -> Asked:
     account, answer_id = caller_of(http), new_response_id(gateway.config.cell)
-    items, chat = await _conversation(gateway, http, request, nbytes)
+    items, chat = await _conversation(gateway, http, request, ticket.body_bytes)
     with fields_named(RENAMES):
-        generation = await chat_generation(gateway, http, chat, ticket, received_ns=received_ns, answer_id=answer_id)
+        generation = await chat_generation(gateway, http, chat, ticket, answer_id=answer_id)
     view = ResponsesView(
         generation,
-        _begun(gateway, request, generation, answer_id, received_ns // 10**9),
+        _begun(gateway, request, generation, answer_id, ticket.received_ns // 10**9),
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         texts=gateway.tokenizer.texts,
         now_ns=gateway.wall_ns,
@@ -101,7 +88,7 @@ async def _ask(
 async def _conversation(
     gateway: Gateway, http: Request, request: InputTokensRequest, nbytes: int
 ) -> tuple[list[Item], ChatRequest]:
-    """All items, those that were kept first, and the chat that they are. The request's body had ``nbytes`` bytes.
+    """Return all items, those that were kept first, and the chat request made from them. The body had ``nbytes`` bytes.
 
     Raises InvalidRequest, Unavailable.
     """

@@ -26,6 +26,7 @@ PIECE_TOKENS = 8_192
 
 
 def tokenization_router(gateway: Gateway) -> APIRouter:
+    """Return the routes that tokenise and detokenise."""
     router = APIRouter(tags=["tokenization"])
 
     @router.post(
@@ -73,9 +74,9 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
 
 
 async def _json_list(gateway: Gateway, tokens: Sequence[int], told: Callable[[int], int | str] = int) -> msgspec.Raw:
-    """Return a JSON array of what is ``told`` of each token.
+    """Return a JSON array of what ``told`` returns for each token.
 
-    It is made a piece after the other: while one is encoded the event loop has to wait.
+    It is encoded in pieces: the event loop waits while one is encoded.
     """
 
     def work() -> msgspec.Raw:

@@ -1,1 +1,1 @@
-"""From turn to turn: earlier answers keep the token ids in which the model said them."""
+"""Answers' token ids across turns: earlier answers keep the ids as the model sampled them."""

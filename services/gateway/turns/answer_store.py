@@ -1,7 +1,7 @@
-"""The answers that all gateways of a cell know: a bucket of the broker's, read in time or not at all.
+"""The answers that all gateways of a cell share: a bucket in the broker, read in time or not at all.
 
-A store that fails is left alone for a while, and told as a degradation. Conversations then go on from what this gateway
-knows by itself.
+A store that fails is not used for a while, and reported as a degradation. Until then, conversations continue from this
+gateway's own memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.bus.protocol import Bus
 from shared.errors import PayloadTooLarge, ThermoclineError, Unavailable
 
 READERS = 8
-"""Requests that look up answers at once; further ones wait within their own time."""
+"""Limit on concurrent lookups; further ones wait within their own time."""
 
 REST_FIRST_S = 1.0
 REST_MOST_S = 30.0
@@ -27,9 +27,13 @@ _log = logs.get_logger("gateway.turns")
 
 
 class AnswerStore:
-    """``fault`` is why it was left alone, "" while it works."""
+    """Access to the bucket. ``fault`` says why it is not used, "" while it works."""
 
     def __init__(self, bus: Bus, lookup_s: float, clock: Callable[[], float]) -> None:
+        """Begin with the store in use.
+
+        ``lookup_s`` bounds a read together with the wait for its turn; ``clock`` is monotonic, in seconds.
+        """
         self.fault = ""
         self._bus = bus
         self._lookup_s = lookup_s
@@ -40,11 +44,11 @@ class AnswerStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is worth asking now."""
+        """Whether to use the store now; False for a pause after a failure."""
         return self._clock() >= self._closed_until_s
 
     async def read(self, entries: Sequence[Entry]) -> dict[str, bytes | None]:
-        """Ids (packed int32) by entry, None where none are stored. What does not come in time is left out."""
+        """Return the ids (packed int32) by entry, None for absent ones. Entries not read in time are left out."""
         began_s = self._clock()
         try:
             async with asyncio.timeout(self._lookup_s), self._gate:
@@ -63,7 +67,7 @@ class AnswerStore:
         return {entry.name: self._opened(entry, found[entry.name]) for entry in entries if entry.name in found}
 
     async def write(self, entry: Entry, packed: bytes) -> None:
-        """Store the ids of an answer; what fails is counted."""
+        """Store the ids of an answer; failures are counted, not raised."""
         if not self.is_open:
             measures.ANSWERS.labels("store_away").inc()
             return

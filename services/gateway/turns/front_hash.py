@@ -1,7 +1,7 @@
-"""The hash of a text's front at several places, which goes on from where a text that begins alike was hashed.
+"""The hash of a text's beginning up to several places, continued from an earlier text with the same beginning.
 
-A long conversation comes again with a little more at its end. Comparing it with what was hashed before takes a tenth of
-what hashing it again would.
+A long conversation comes again with a little more at its end. Comparing it with the earlier text takes a tenth of the
+time of hashing it again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from services.gateway.known_texts.alike import Entry, TextsAlike
 
 STEP_CHARACTERS = 65_536
-"""Behind so many characters the state of the hash is kept."""
+"""Characters between two kept states of the hash."""
 
 STATE_BYTES = 600
 TOLD_BYTES = 200
-"""What a state and a digest take, about."""
+"""Approximate memory of a state and of a digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """Of one text: ``states`` of the hash of its first ``marks`` characters, and digests by their places."""
+    """Hashes of one text: the ``states`` after its first ``marks`` characters, and digests by their positions."""
 
     marks: list[int] = field(default_factory=list)
     states: list[hashlib.blake2b] = field(default_factory=list)
@@ -33,9 +33,14 @@ HashedTexts = TextsAlike[Hashed]
 
 
 class FrontHash:
-    """Of one ``text``, beginning with the state ``begun``. With ``texts``, those of late are made use of."""
+    """The hash of one text up to growing positions."""
 
     def __init__(self, begun: hashlib.blake2b, text: str, namespace: str, texts: HashedTexts | None) -> None:
+        """Hash ``text`` from the state ``begun`` on, which is changed here.
+
+        ``texts`` are recent texts to continue from; those of one ``namespace`` must begin with the same state. With
+        None the whole text is hashed.
+        """
         self._digest, self._taken = begun, 0
         self._text, self._namespace, self._texts = text, namespace, texts
         found = texts.nearest(namespace, text) if texts is not None else None
@@ -51,7 +56,7 @@ class FrontHash:
             self._known_to = known.marks[count - 1] if count else 0
 
     def digest_at(self, place: int) -> bytes:
-        """Return the digest of the first ``place`` characters. Places never go back."""
+        """Return the digest of the first ``place`` characters. Positions must not decrease."""
         told = self._made.told.get(place)
         if told is None:
             self._go_to(place)
@@ -59,7 +64,7 @@ class FrontHash:
         return told
 
     def keep(self) -> None:
-        """Let later texts make use of this one, where enough of it is new."""
+        """Keep this text's hashes for later texts, if enough of it is new."""
         texts, made = self._texts, self._made
         if texts is None or not made.marks or made.marks[-1] == self._known_to:
             return

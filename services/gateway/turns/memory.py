@@ -1,4 +1,4 @@
-"""What answers were said in, by place: bounded by bytes, the longest unused go first. Used by several threads."""
+"""The token ids of answers, by place: bounded by bytes, least recently used dropped first. Used by several threads."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MOST_ALTERNATIVES = 64
-"""Answers kept of one place: many may ask the same first question, or one asks for several choices."""
+"""Limit on the answers kept for one place: many callers may ask the same first question, or one for several choices."""
 
 ENTRY_BYTES = 400
-"""What an entry takes beside ids and text, about: objects, names and the table's slots."""
+"""Approximate memory of an entry besides ids and text: objects, names and the table's slots."""
 
 MOST_NAMES = 65_536
-"""Texts of answers that are known again elsewhere, and entries that the bucket does not have: so many of each."""
+"""Limit on remembered places of answers' texts, and also on entries known to be absent from the bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One answer: its token ids (packed int32) and their text, which may go on behind what the caller was shown."""
+    """One answer: its token ids (packed int32) and their text, which may continue behind what the caller was shown."""
 
     packed: bytes
     text: str
 
     @property
     def nbytes(self) -> int:
+        """Approximate memory of the answer, in bytes."""
         return ENTRY_BYTES + len(self.packed) + sys.getsizeof(self.text)
 
 
 Alternatives = tuple[Said, ...]
-"""What was said at one place, the latest first, each text once."""
+"""The answers at one place, the latest first, each text once."""
 
 
 class AnswerMemory:
-    """``observe`` is told the bytes in use after each change."""
+    """Answers by place, and the places where answers' texts stood last."""
 
     def __init__(self, most_bytes: int, observe: Callable[[int], None] = lambda nbytes: None) -> None:
+        """Keep answers in up to ``most_bytes``; ``observe`` gets the bytes in use after each change."""
         self._most_bytes = most_bytes
         self._observe = observe
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class AnswerMemory:
         self.nbytes = 0
 
     def recall(self, names: Iterable[str]) -> dict[str, Alternatives]:
-        """Return what is known of these places; an unknown place is left out. They count as used."""
+        """Return the answers at these places, and count them as used; unknown places are left out."""
         found = {}
         with self._lock:
             for name in names:
@@ -62,9 +64,9 @@ class AnswerMemory:
         return found
 
     def remember(self, name: str, said: Said) -> Said:
-        """Put an answer before the others of its place, and return what stands for its text.
+        """Put an answer first at its place, and return the one that is kept for its text.
 
-        That is an older answer of the same text, where there is one: conversations have gone on from its ids.
+        That is the older answer of the same text, if there is one: conversations have continued from its ids.
         """
         with self._lock:
             known = self._entries.get(name, ())
@@ -78,17 +80,17 @@ class AnswerMemory:
             _note(self._absent, entry, None)
 
     def is_absent(self, entry: str) -> bool:
-        """Whether the bucket was asked for this entry, and had none."""
+        """Return whether the bucket was asked for this entry and had none."""
         with self._lock:
             return entry in self._absent
 
     def mark(self, text: bytes, name: str) -> None:
-        """Remember where an answer with a text of this digest stood last."""
+        """Remember the last place of an answer whose text has this digest."""
         with self._lock:
             _note(self._texts, text, name)
 
     def stood_at(self, text: bytes) -> str:
-        """Return the last place of an answer with a text of this digest; "" for none that is known."""
+        """Return the last place of an answer whose text has this digest, or ""."""
         with self._lock:
             return self._texts.get(text, "")
 

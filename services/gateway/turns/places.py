@@ -1,9 +1,9 @@
-"""Where answers stand in a rendered conversation, and names for those places. Pure.
+"""The places of answers in a rendered conversation, and names for them. Pure.
 
 A chat template opens each answer with the same text, the *opening*: ``<|im_start|>assistant`` and a line break, say. So
-an earlier answer stands behind an earlier opening, and the one that is asked for behind the last, at the end. A place's
-name is a digest of the namespace and of all text before it. Equal names mean that the same was said up to there, in a
-cache that both may use; and the hash that gives the name gives the key of what is kept under it.
+an earlier answer stands behind an earlier opening, and the requested one behind the last, at the end. A place's name is
+a digest of the namespace and of all text before it. Equal names mean equal conversations up to there, in a cache that
+both may use; and the hash that gives the name also gives the key that encrypts the answers at the place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``offset`` counts the characters before it, ``name`` is 32 hex digits, ``key`` seals what is kept there."""
+    """The place of an answer: ``offset`` characters into the text.
+
+    ``name`` is 32 hex digits, ``key`` seals its answers.
+    """
 
     offset: int
     name: str
@@ -28,15 +31,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An answer of some text at a place: the ``name`` under which a bucket has its ids, 32 hex digits."""
+    """An answer with some text at a place: the ``name`` of its ids in a bucket, 32 hex digits."""
 
     place: Place
     name: str
 
 
 def entry(place: Place, text: str, closing: str) -> Entry:
-    """Return the entry of the answer that ``text`` begins with, up to ``closing`` or its end, without space around
-    it.
+    """Return the entry of the answer at the start of ``text``.
+
+    The answer reaches up to ``closing`` or the end of ``text``, and counts without space around it.
     """
     said = (text.partition(closing)[0] if closing else text).strip()
     digest = hashlib.blake2b(
@@ -46,10 +50,10 @@ def entry(place: Place, text: str, closing: str) -> Entry:
 
 
 def places(text: str, opening: str, namespace: str, answers: int, texts: HashedTexts | None = None) -> list[Place]:
-    """Places behind the first openings of ``text``, in order: at most one more than ``answers``.
+    """Return the places behind the first openings of ``text``, in order: at most one more than ``answers``.
 
-    An opening that somebody wrote into a message makes a place, at which nothing is known. With ``texts``, what a text
-    of late begins with is not hashed again.
+    An opening that a caller wrote into a message makes a place without any known answer. With ``texts``, a beginning
+    shared with a recent text is not hashed again.
     """
     found: list[Place] = []
     begun = hashlib.blake2b(namespace.encode(), digest_size=NAME_BYTES + KEY_BYTES, person=b"tc-answers-1")

@@ -1,7 +1,7 @@
-"""Conversations of late whose earlier answers stand in their ids already, to go on from.
+"""Recent conversations with the ids of their earlier answers, to continue from.
 
-A long conversation comes again with a little more at its end. What was put together of it before is taken over as one
-piece, so that neither its messages nor its answers are looked at one by one again.
+A long conversation comes again with a little more at its end. Its spliced tokens are reused as one piece, so that
+neither its messages nor its answers are processed one by one again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from services.gateway.known_texts.alike import Entry, TextsAlike
 from services.gateway.turns.splicing import Front
 
 JOINT_BYTES = 400
-"""What a joint takes, about: objects, and its place's name."""
+"""Approximate memory of a joint: objects, and its place's name."""
 
 SplicedTexts = TextsAlike[Front]
 
@@ -18,9 +18,9 @@ SplicedTexts = TextsAlike[Front]
 def keep_front(
     fronts: SplicedTexts, namespace: str, text: str, front: Front, found: tuple[Entry[Front], int] | None
 ) -> None:
-    """Let later texts go on from this one, unless it has no more answers than the one that it went on from.
+    """Keep a text for later ones to continue from, unless it has no more answers than the text that it continued.
 
-    ``found`` is that one, and how many characters both begin with.
+    ``found`` is that text, and the length of the common beginning in characters.
     """
     ends = [joint.end for joint in front.joints if joint.kept.tokens]
     if not ends:

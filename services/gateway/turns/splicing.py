@@ -1,8 +1,8 @@
-"""A prompt's tokens, with earlier answers in the ids in which the model said them. Pure.
+"""Splicing of a prompt's tokens, with earlier answers in the ids as the model sampled them. Pure.
 
-An answer's ids go where the rendered text has their very text, up to the first character in which it differs. All other
-text is tokenised as it would be: what stands before an answer ends as the earlier prompt ended, so it gets that
-prompt's ids, and what stands behind begins with a token of the template's own.
+An answer's ids are used where the rendered text has exactly their text, up to the first character that differs. All
+other text is tokenised as usual: the text before an answer ends as the earlier prompt ended, so it gets that prompt's
+ids, and the text behind it begins with a token of the template's own.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from shared.packed_tokens import TOKEN_BYTES, PackedTokens
 Decode = Callable[[Sequence[int]], str]
 
 BACK_OFF_TOKENS = 8
-"""So far before the first difference a word's beginning is looked for, at which to go on with the text's own tokens."""
+"""Tokens before the first difference that are searched for the start of a word, where the text's own tokens begin."""
 
 
 class Fate(Enum):
-    """What became of an earlier answer's ids."""
+    """The fate of an earlier answer's ids in a later prompt."""
 
     KEPT = "kept"  # All of them stand in the prompt.
     CUT = "cut"  # The text ends before the answer did: a stop string, or trimmed space.
     FRONT_CUT = "front_cut"  # The text is the answer's end: stripped reasoning, or trimmed space.
-    CHANGED = "changed"  # The text is another: edited, or written anew from a tool call.
-    MOVED = "moved"  # What stands before it is another text than what it was the answer to.
-    REFUSED = "refused"  # Its ids are another text behind what stands there, or too many for the context.
-    UNKNOWN = "unknown"  # Nothing is known of it: told elsewhere, forgotten, or said in the tokenizer's own ids.
+    CHANGED = "changed"  # The text differs: edited, or rewritten from a tool call.
+    MOVED = "moved"  # The text before it differs from the one that it was the answer to.
+    REFUSED = "refused"  # Its ids decode to another text in this place, or are too many for the context.
+    UNKNOWN = "unknown"  # No ids are known: answered elsewhere, forgotten, or the same as the tokenizer's.
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The first ``tokens`` of an answer, which are ``characters`` of the text."""
+    """The first ``tokens`` of an answer, which give ``characters`` of the text, and the fate of the whole answer."""
 
     tokens: Sequence[int] = ()
     characters: int = 0
@@ -46,11 +46,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """One answer's place in a text that was spliced, and what was decided there.
+    """One answer's place in a spliced text, and the decision made there.
 
-    The text up to ``end``, in characters, has the first ``count`` tokens. ``seen`` is how far the text was looked at,
-    for this place and all before it: another text that agrees with it so far is decided alike by the same
-    ``alternatives``.
+    The text up to ``end``, in characters, has the first ``count`` tokens. ``seen`` is how much of the text decided this
+    place and all before it: a text that is equal so far gets the same decision from the same ``alternatives``.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What a text begins with whose earlier answers stand in it already: joints of its places, and its ids, packed."""
+    """The spliced beginning of a text: the joints of its places, and its ids, packed."""
 
     joints: tuple[Joint, ...] = ()
     closing: str = ""
@@ -75,7 +74,10 @@ NO_FRONT = Front()
 
 @dataclass(frozen=True, slots=True)
 class Spliced:
-    """A prompt's ids, and the fate of each answer before the end, in order. ``front`` is for prompts that go on."""
+    """A prompt's ids, and the fate of each answer before the end, in order.
+
+    ``front`` is kept for prompts that continue it.
+    """
 
     tokens: PackedTokens
     fates: tuple[Fate, ...]
@@ -91,10 +93,10 @@ def splice(
     decode: Decode,
     front: tuple[Front, int] = (NO_FRONT, 0),
 ) -> Spliced:
-    """Tokens of ``text``. ``decode`` gives the text of tokens as it stands in ``text``.
+    """Return the tokens of ``text``. ``decode`` returns the text of tokens as it would stand in ``text``.
 
-    ``front`` is that of an earlier text, and how many characters both begin with: what was decided there is decided
-    alike here, and its tokens are not computed again.
+    ``front`` is that of an earlier text, with the length of the common beginning in characters: decisions made within
+    it hold here, and its tokens are not computed again.
     """
     known = front[0]
     joints = list(known.joints[: _holding(*front, text, places, said, closing, decode)])
@@ -128,7 +130,10 @@ def _holding(
     closing: str,
     decode: Decode,
 ) -> int:
-    """How many joints of a front hold in a text that agrees with its text for so many characters. The last has ids."""
+    """Return how many joints of a front hold in a text whose first ``agreed`` characters are equal.
+
+    The last of these joints has ids.
+    """
     if front.closing != closing:
         return 0
     holding = 0
@@ -138,7 +143,7 @@ def _holding(
             break
         alternatives = said.get(place.name, ())
         is_known = alternatives == joint.alternatives
-        # What was heard of since, or was forgotten, may decide otherwise.
+        # Answers learned or forgotten since may change the decision.
         if not is_known and best(alternatives, text, place.offset, closing, decode) != joint.kept:
             break
         if joint.kept.tokens:
@@ -147,7 +152,7 @@ def _holding(
 
 
 def _seen(alternatives: Alternatives, kept: Kept, text: str, offset: int, closing: str) -> int:
-    """How far a text was looked at to decide what is kept of the ``alternatives`` at ``offset``, at the most."""
+    """Return how much of the text, at most, decides which of the ``alternatives`` at ``offset`` is kept."""
     if not alternatives:
         return offset
     seen = offset + max(len(said.text) for said in alternatives) + len(closing)
@@ -158,7 +163,7 @@ def _seen(alternatives: Alternatives, kept: Kept, text: str, offset: int, closin
 
 
 def best(alternatives: Alternatives, text: str, offset: int, closing: str, decode: Decode) -> Kept:
-    """Of several answers the one that the text goes along with furthest, the whole of it where that is there."""
+    """Return the answer that agrees with the text furthest, preferring one that stands there whole."""
     whole = [said for said in alternatives if is_whole(said, text, offset, closing)]
     if whole:
         longest = max(whole, key=lambda said: len(said.text))
@@ -170,13 +175,13 @@ def best(alternatives: Alternatives, text: str, offset: int, closing: str, decod
 
 
 def is_whole(said: Said, text: str, offset: int, closing: str) -> bool:
-    """Whether all of an answer stands at ``offset``, and nothing more."""
+    """Return whether all of an answer stands at ``offset``, and nothing more."""
     end = offset + len(said.text)
     return text.startswith(said.text, offset) and (end == len(text) or text.startswith(closing, end))
 
 
 def _begun(said: Said, common: int, text: str, offset: int, closing: str, decode: Decode) -> Kept:
-    """Return the tokens of an answer's first ``common`` characters, up to the last beginning of a word."""
+    """Return the tokens of an answer's first ``common`` characters, up to the last start of a word."""
     tokens = unpack_int32(said.packed)
     count = _tokens_within(tokens, said.text[:common], decode)
     for fewer in range(count, max(0, count - BACK_OFF_TOKENS), -1):
@@ -189,7 +194,7 @@ def _begun(said: Said, common: int, text: str, offset: int, closing: str, decode
 
 
 def _fate(said: str, text: str, offset: int, common: int, closing: str) -> Fate:
-    """Why only the first ``common`` characters of an answer are there."""
+    """Return why only the first ``common`` characters of an answer are in the text."""
     end = text.find(closing, offset) if closing else -1
     shown = text[offset : end if end >= 0 else len(text)]
     if common == len(shown):
@@ -201,7 +206,7 @@ def _fate(said: str, text: str, offset: int, common: int, closing: str) -> Fate:
 
 
 def _common(said: str, text: str, offset: int) -> int:
-    """Characters that ``said`` and ``text`` from ``offset`` on begin with in common."""
+    """Return the length of the common beginning of ``said`` and of ``text`` from ``offset`` on, in characters."""
     least, most = 0, len(said)
     while least < most:
         middle = (least + most + 1) // 2
@@ -213,8 +218,9 @@ def _common(said: str, text: str, offset: int) -> int:
 
 
 def _tokens_within(tokens: Sequence[int], text: str, decode: Decode) -> int:
-    """Return the first tokens whose text ``text`` begins with. A few less where the last ones are parts of one
-    character.
+    """Return how many first tokens decode to a beginning of ``text``.
+
+    The number is a few less where the last tokens are parts of a character.
     """
     least, most = 0, len(tokens)
     while least < most:

@@ -1,4 +1,4 @@
-"""What a chat template writes before and behind an answer, found out by rendering a small conversation. Pure."""
+"""The text that a chat template writes before and after an answer, found by rendering a small conversation. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any
 from shared.errors import InvalidRequest
 
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
-"""The template's text of messages, with the opening of another answer or without."""
+"""A function that renders messages, with or without the opening of another answer."""
 
 _QUESTION, _ANSWER, _NEXT = "Question1", "Answer1", "Question2"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """``opening`` stands before an answer; "" is unknown. What stands behind one begins with ``closing``."""
+    """The text around answers.
+
+    ``opening`` stands before one, "" if unknown; text behind one begins with ``closing``.
+    """
 
     opening: str = ""
     closing: str = ""
 
 
 def shape_of(render: Render, added_tokens: Sequence[str]) -> TemplateShape:
-    """Return the shape of a template; an empty one where it does not render the conversation. ``added_tokens`` are
-    texts.
+    """Return the shape of a template; an empty one where it does not render the conversation.
 
-    ``closing`` is the added token that follows an answer, or else the first character that does.
+    ``added_tokens`` are texts. ``closing`` is the added token that follows an answer, or else the first character that
+    does.
     """
     question = {"role": "user", "content": _QUESTION}
     try:
@@ -43,7 +46,7 @@ def shape_of(render: Render, added_tokens: Sequence[str]) -> TemplateShape:
 
 
 def _opening(asked: str, told: str) -> str:
-    """Return what asking for an answer adds; in templates that always ask for one, all that follows the question."""
+    """Return the text that asking for an answer adds; all behind the question where a template always asks for one."""
     if len(asked) > len(told) and asked.startswith(told):
         return asked[len(told) :]
     return asked.rpartition(_QUESTION)[2]

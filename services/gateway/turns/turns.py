@@ -1,9 +1,9 @@
 """Keep answers' ids from one turn of a conversation to the next.
 
-A prompt is made in two steps: :meth:`Turns.open` finds the places of earlier answers and what is known of them, and
-:meth:`Turns.tokens` puts the ids together. Between them :meth:`Turns.look_up` asks the cell's bucket for places
-that this gateway has not heard of. :meth:`Turns.ended` takes in what an answer was said in. Only an answer whose ids
-the tokenizer would not give back goes to the bucket: the others need no memory.
+A prompt is made in two steps: :meth:`Turns.open` finds the places of earlier answers and their known ids, and
+:meth:`Turns.tokens` splices the ids. Between them :meth:`Turns.look_up` asks the cell's bucket for places unknown to
+this gateway. :meth:`Turns.ended` takes in a new answer's ids. Only an answer whose ids the tokenizer would not
+reproduce goes to the bucket: the others need no memory.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from shared.messages.requests import SamplingParams
 from shared.packed_tokens import TOKEN_BYTES, PackedTokens
 
 MOST_WAITING = 1_024
-"""Answers that wait to be compared with what the tokenizer makes of them; beyond it they are not shared."""
+"""Limit on answers that wait to be compared with the tokenizer's ids; further ones are not shared."""
 
 MOST_LOOKUPS = 256
-"""Answers of one conversation that are looked up, the earliest first: what follows a lost one is lost with it."""
+"""Limit on answers of one conversation that are looked up, the earliest first: KV behind a lost one is lost with it."""
 
 SHORT_TOKENS = 2_000
-"""A longer answer is decoded in a thread, and known a moment after its end."""
+"""A longer answer is decoded in a thread, and so is remembered shortly after its end."""
 
 TAIL_TOKENS = 512
-"""Tokens from the last special token of a prompt to its end; where there are more, an answer is stored uncompared."""
+"""Limit on tokens from a prompt's last special token to its end; beyond it, the answer is stored without comparing."""
 
 _log = logs.get_logger("gateway.turns")
 
 
 @dataclass(slots=True)
 class OpenPrompt:
-    """A rendered conversation on its way to tokens. ``unknown`` answers are worth a look into the bucket."""
+    """A rendered conversation before tokenisation. ``unknown`` answers are to be looked up in the bucket."""
 
     text: str
     shape: TemplateShape
@@ -60,7 +60,7 @@ class OpenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where the next answer stands, and what became of the earlier ones' ids. ``place`` is None where none is known."""
+    """The place of the next answer, None where it is not known, and the fates of the earlier ones' ids."""
 
     namespace: str
     closing: str
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Job:
-    """An answer; its ``said`` is None until it is remembered. ``sampling`` says what its client was shown."""
+    """An answer to share; ``said`` is None until it is remembered. ``sampling`` says what its client was shown."""
 
     memory: AnswerMemory
     turn: Turn
@@ -82,7 +82,10 @@ class _Job:
 
 
 class Turns:
-    """Of one gateway. ``memory`` None: nothing is remembered; ``store`` None: nothing is shared."""
+    """The ids of one gateway's answers.
+
+    Without ``memory`` nothing is remembered, without ``store`` nothing is shared.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Turns:
         texts: HashedTexts | None = None,
         fronts: SplicedTexts | None = None,
     ) -> None:
-        """Without ``texts`` every conversation is hashed from its front, and without ``fronts`` spliced from it."""
+        """Without ``texts``, conversations are hashed from their beginning; without ``fronts``, spliced from there."""
         self._tokenizer = tokenizer
         self._texts = texts
         self._fronts = fronts
@@ -105,16 +108,16 @@ class Turns:
 
     @property
     def fault(self) -> str:
-        """Why answers are not shared now, though they are to be; "" while they are."""
+        """Why answers are not shared now, although configured; "" while they are."""
         return self._store.fault if self._store is not None else ""
 
     @property
     def memory_bytes(self) -> int:
-        """What the memory takes now."""
+        """Bytes of memory in use."""
         return self._memory.nbytes if self._memory is not None else 0
 
     def open(self, text: str, shape: TemplateShape, namespace: str, answers: int) -> OpenPrompt:
-        """Find the places of ``answers`` earlier answers. In any thread."""
+        """Find the places of ``answers`` earlier answers and their known ids. Safe in any thread."""
         if self._memory is None or not namespace:
             return OpenPrompt(text, shape, namespace, [], {})
         found = places(text, shape.opening, namespace, answers, self._texts)
@@ -127,7 +130,7 @@ class Turns:
 
     @staticmethod
     def _unknown(opened: OpenPrompt, earlier: Sequence[Place], memory: AnswerMemory) -> list[Entry]:
-        """Answers to look up: none where it is not known what ends one."""
+        """Return the answers to look up: none where the text that ends an answer is unknown."""
         text, closing = opened.text, opened.shape.closing
         found: list[Entry] = []
         for place in earlier if closing else ():
@@ -142,12 +145,12 @@ class Turns:
         return found
 
     async def look_up(self, opened: OpenPrompt) -> None:
-        """Ask the bucket for the unknown answers, for as long as the settings allow."""
+        """Read the unknown answers from the bucket, within the configured time."""
         if self._store is not None:
             opened.heard = await self._store.read(opened.unknown)
 
     def tokens(self, opened: OpenPrompt, most: int, *, known_in: str | None = None) -> Spliced:
-        """Return the prompt's ids; the rest as in ``Tokenizer.packed``. In any thread. Raises ContextTooLong."""
+        """Return the prompt's ids; otherwise as ``Tokenizer.packed``. Safe in any thread. Raises ContextTooLong."""
         encode = partial(self._tokenizer.encode_rendered, most=most, known_in=known_in)
         if self._memory is None:
             return Spliced(encode(opened.text), ())
@@ -175,7 +178,10 @@ class Turns:
         return self._checked(opened.text, spliced, most, encode)
 
     def turn(self, opened: OpenPrompt, spliced: Spliced, latest: str | None) -> Turn:
-        """Count what became of the latest answer, whose text the caller says is ``latest``; None for no answer."""
+        """Return the turn, and count the fate of the latest answer.
+
+        The caller sent that answer as ``latest``; None for no answer.
+        """
         fates = spliced.fates
         if self._memory is not None and opened.namespace and latest is not None:
             fate = fates[-1] if fates else Fate.UNKNOWN
@@ -189,13 +195,16 @@ class Turns:
         return Turn(opened.namespace, opened.shape.closing, here, fates)
 
     def ended(self, turn: Turn, generation: Generation) -> None:
-        """Take in the answers of a generation that is over, also of one that was broken off: it may be gone on from."""
+        """Remember the answers of a generation that is over, also of one that was broken off.
+
+        Conversations may continue these answers.
+        """
         memory, place = self._memory, turn.place
         if memory is None or place is None:
             return
         for choice in generation.choices[-MOST_ALTERNATIVES:]:
             tokens = self._words(choice.assembly.tokens)
-            # Nothing of a caller who wants nothing kept, and nothing that builds on a prefix that was left out in part.
+            # Not for a caller who turned writing off, and not behind a prefix that was loaded in part.
             if not tokens or not choice.request.cache.write or choice.assembly.lossy:
                 continue
             job = _Job(memory, turn, place, choice.request.prompt, choice.request.sampling, pack_int32(tokens))
@@ -211,7 +220,7 @@ class Turns:
             self._event.set()
 
     async def run(self) -> None:
-        """Share what ``ended`` took in, for ever."""
+        """Share the answers that ``ended`` queued, for ever."""
         while True:
             await self._event.wait()
             if not self._waiting:
@@ -221,7 +230,7 @@ class Turns:
             await self._share(self._waiting.popleft())
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until everything is shared, or ``timeout_s`` passed."""
+        """Wait until all queued answers are shared, or ``timeout_s`` has passed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -234,10 +243,10 @@ class Turns:
             if is_usual:
                 measures.ANSWERS.labels("usual").inc()
             elif self._store is not None and job.said is not None and job.said.packed == job.packed:
-                # By what the client was shown: that is what a later turn holds.
+                # Under the text that the client was shown, which a later turn contains.
                 await self._store.write(entry(job.place, self._shown(job), job.turn.closing), job.packed)
         except Exception as error:
-            # An answer that is not shared costs a little; a gateway that ends for it costs all its streams.
+            # An answer that is not shared costs little; a gateway that ends because of it costs all its streams.
             measures.ANSWERS.labels("failed").inc()
             _log.exception("answer_not_shared", kind=type(error).__name__)
 
@@ -247,7 +256,10 @@ class Turns:
         return said
 
     def _is_usual(self, job: _Job) -> bool:
-        """Whether the tokenizer gives the answer's ids back, between the prompt's end and what follows an answer."""
+        """Return whether the tokenizer reproduces the answer's ids.
+
+        The answer stands between the prompt's end and the text behind an answer.
+        """
         tokenizer = self._tokenizer
         said = job.said = job.said or self._remembered(job)
         if self._shown(job) != said.text:
@@ -281,7 +293,7 @@ class Turns:
         return Said(packed, self._tokenizer.rendered_text(unpack_int32(packed)))
 
     def _checked(self, text: str, spliced: Spliced, most: int, encode: Callable[[str], PackedTokens]) -> Spliced:
-        """Return the ids if they are the text's and not too many, else those that the tokenizer makes of it."""
+        """Return the spliced ids if they decode to the text and are not too many, else the tokenizer's."""
         is_long = 0 < most <= len(spliced.tokens)
         if not any(fate is not Fate.UNKNOWN for fate in spliced.fates) or (
             self._tokenizer.joins_exactly and not is_long

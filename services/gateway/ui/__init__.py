@@ -1,1 +1,1 @@
-"""The live page at /ui: static files and the route that serves them. It sees only what the HTTP API gives it."""
+"""The live page at /ui: static files and the routes that serve them. It uses only the HTTP API."""

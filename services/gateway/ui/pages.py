@@ -1,6 +1,6 @@
 """The files of the page at /ui, read once and served under a strict policy.
 
-The page holds no secrets, so anybody may load it; what it shows comes from the API, under the keys that it asks for.
+The page holds no secrets, so all clients may load it; its data comes from the API, with keys that its user enters.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    # Asked for again each time, and answered without a body while it is the same: an upgrade shows at once.
+    # Revalidated each time, and answered without a body while unchanged: an upgrade shows at once.
     "cache-control": "no-cache",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """``tag`` is the entity tag, quotes included."""
+    """One file of the page. ``tag`` is the entity tag, quotes included."""
 
     body: bytes
     media_type: str
@@ -56,7 +56,7 @@ class StaticFile:
 
 
 def read_files() -> dict[str, StaticFile]:
-    """All files of the page by name. Files of other kinds are not served."""
+    """Return all files of the page by name; files of unknown types are left out."""
     found = {}
     for entry in sorted(files(__package__).joinpath("static").iterdir(), key=lambda entry: entry.name):
         media_type = _TYPES.get(entry.name.rpartition(".")[2])
@@ -68,7 +68,7 @@ def read_files() -> dict[str, StaticFile]:
 
 
 def ui_router() -> APIRouter:
-    """``/ui/`` and the files beside it; ``/ui`` leads there, so that relative addresses work behind a path prefix."""
+    """Return the routes of the page; ``/ui`` redirects to ``/ui/``, so that relative URLs work behind a path prefix."""
     router = APIRouter(include_in_schema=False)
     pages = read_files()
 

@@ -1,22 +1,31 @@
-"""What the views of all endpoints have in common."""
+"""Parts that the views of all endpoints share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import UNSET, UnsetType
 
 from services.gateway import sse
 from services.gateway.assembly import Delta
 from services.gateway.model_facts import ModelFacts
 from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.sampling import SamplingFields
+from services.gateway.openai_schema.usage import PromptLogprob, TimingReport
 from services.gateway.pending import Choice, Generation
+from services.gateway.token_text import TokenTexts
+from services.gateway.views.chunk_template import TextTemplate
+from services.gateway.views.logprobs import prompt_logprob_list
+from services.gateway.views.usage import timing_report
 from shared.errors import ThermoclineError
+from shared.messages.tokens import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Fields that every response and chunk repeats."""
+    """The fields that every response and chunk repeats."""
 
     id: str
     created: int  # Unix seconds.
@@ -26,7 +35,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Optional parts that the caller asked for."""
+    """The optional parts that the caller asked for."""
 
     logprobs: int | None = None
     prompt_logprobs: bool = False
@@ -43,55 +52,90 @@ class Wanted:
 
     @property
     def tokens_matter(self) -> bool:
-        """Whether a chunk without text still says something."""
+        """Whether a chunk without text still has content."""
         return self.token_ids or self.logprobs is not None or self.continuous_usage
 
 
 class AnswerView(Protocol):
-    """How an endpoint writes its answer. ``explanation`` is given before its end, where it is wanted and can be had."""
+    """The writer of an endpoint's answer.
+
+    ``explanation`` is set before the end, if it was asked for and is available.
+    """
 
     explanation: Explanation | None
 
     @property
     def framing(self) -> sse.Framing:
-        """How chunks become events of a stream."""
+        """The form in which chunks become events of a stream."""
 
     @property
     def wants_explanation(self) -> bool:
         """Whether the caller asked for an explanation."""
 
     def opening(self) -> list[bytes]:
-        """Chunks before any token, as JSON."""
+        """Return the chunks before any token, as JSON."""
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
         """Return the chunk for new tokens of one choice; None when there is nothing to send."""
 
     def closing(self) -> list[bytes]:
-        """Chunks after the last token."""
+        """Return the chunks after the last token."""
 
     def failed(self, error: ThermoclineError) -> bytes:
-        """Events in place of those of ``closing``, framed, for an answer that cannot be completed."""
+        """Return framed events in place of those of ``closing``, for an answer that cannot be completed."""
 
     def whole(self) -> bytes:
         """Return the body of an answer that is not streamed; takes the choices' tokens."""
 
 
 class DataEvents:
-    """How views of completions and chats write their events."""
+    """The base of the views of completions and chats: events without names, ended by ``[DONE]``."""
 
     framing = sse.DATA_ONLY
 
+    def __init__(
+        self, generation: Generation, head: Head, wanted: Wanted, texts: TokenTexts, now_ns: Callable[[], int]
+    ) -> None:
+        """Write ``generation`` with the parts that are ``wanted``.
+
+        ``texts`` are used for logprobs alone. ``now_ns`` is the wall clock.
+        """
+        self._generation = generation
+        self._head = head
+        self._wanted = wanted
+        self._texts = texts
+        self._now_ns = now_ns
+        self.explanation: Explanation | None = None
+        self._templates: dict[int, TextTemplate] = {}  # By position.
+
+    @property
+    def wants_explanation(self) -> bool:
+        """Whether the request has ``explain``."""
+        return self._wanted.explanation
+
+    def _prompt_logprobs(
+        self, found: Sequence[TokenLogprob | None] | None
+    ) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        return UNSET if found is None or not self._wanted.prompt_logprobs else prompt_logprob_list(found, self._texts)
+
+    def _timing(self, *, is_last: bool) -> TimingReport | UnsetType:
+        first = self._generation.choices[0]
+        if not (is_last and self._wanted.timing):
+            return UNSET
+        return timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
+
     def failed(self, error: ThermoclineError) -> bytes:
+        """Return the error as one event, in OpenAI's shape."""
         return sse.error_event(error)
 
 
 def head_of(answer_id: str, created: int, facts: ModelFacts, model: str) -> Head:
-    """``model`` is the name that was asked for."""
+    """Return the repeated fields; ``created`` is in Unix seconds, ``model`` the name that was asked for."""
     return Head(answer_id, created, model, f"fp_{facts.answer_fingerprint[:12]}")
 
 
 def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
-    """Return the optional parts of a request; ``logprobs`` is the endpoint's own number."""
+    """Return the optional parts of a request; ``logprobs`` is the number in the endpoint's own field."""
     options = fields.stream_options
     return Wanted(
         logprobs=logprobs,
@@ -102,11 +146,3 @@ def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
         usage_chunk=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-
-
-def first_choices(generation: Generation) -> list[Choice]:
-    """Return the first choice of each prompt."""
-    seen: dict[int, Choice] = {}
-    for choice in generation.choices:
-        seen.setdefault(choice.prompt, choice)
-    return list(seen.values())

@@ -1,4 +1,4 @@
-"""The cache as operators read it, over HTTP and on the command line. Pure."""
+"""Reports of the cache for operators, over HTTP and on the command line. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HIT_TIERS = ("device", "neighbour", "host", "lent", "disk", "remote")
 
 
 def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
-    """Return a node; ``text`` is that of its first tokens."""
+    """Return the report of a node; ``text`` is that of its first tokens."""
     return CacheNode(
         id=node.id,
         parent=node.parent or None,
@@ -35,7 +35,7 @@ def node_view(node: CachedNode, text: str | None = None) -> CacheNode:
 
 
 def pin_view(pin: PinStatus) -> Pin:
-    """Return a pin."""
+    """Return the report of a pin; ``expires_at`` is in Unix seconds."""
     return Pin(
         name=pin.pin_id,
         namespace=pin.namespace,
@@ -48,7 +48,7 @@ def pin_view(pin: PinStatus) -> Pin:
 
 
 def lease_view(lease: LeaseStatus) -> CacheLease:
-    """Return a cache lease."""
+    """Return the report of a cache lease; ``expires_at`` is in Unix seconds."""
     return CacheLease(
         tenant=lease.tenant,
         namespace=lease.namespace,
@@ -60,7 +60,7 @@ def lease_view(lease: LeaseStatus) -> CacheLease:
 
 
 def pool_view(pool: PoolStatus) -> PoolReport:
-    """Return a pool's pages."""
+    """Return the report of a pool's pages."""
     return PoolReport(
         owner=pool.owner,
         tier=form_name(pool.tier),
@@ -73,7 +73,7 @@ def pool_view(pool: PoolStatus) -> PoolReport:
 
 
 def stats_view(status: CellStatus, inventories: Mapping[str, Inventory | None]) -> CacheStats:
-    """Return the scheduler's view of the pools beside the storages' own counters."""
+    """Return the scheduler's figures of the pools, and the storages' own counters."""
     return CacheStats(
         page_size=status.page_size,
         nodes=status.nodes,

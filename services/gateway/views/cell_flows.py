@@ -1,4 +1,4 @@
-"""What the scheduler's counters say of tokens: how many moved between tiers, and what the cache saved. Pure."""
+"""Flows of tokens between tiers, and the cache's savings, from the scheduler's counters. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.messages.status import CellStatus
 
 
 def flows_view(status: CellStatus) -> list[CellFlow]:
-    """Return tokens of KV moved between each pair of places since the cell began; 0 where none has moved."""
+    """Return the tokens of KV moved between each pair of places since the cell started; 0 where none has moved."""
     page, chunk = status.page_size, chunk_tokens(status.page_size)
 
     def counted(*names: str) -> int:
@@ -29,7 +29,7 @@ def flows_view(status: CellStatus) -> list[CellFlow]:
 
 
 def savings_view(status: CellStatus) -> CellSavings:
-    """Return what was reused since the cell began, and the time that this saved."""
+    """Return the tokens reused since the cell started, and the time that this saved."""
     counters = status.counters
     return CellSavings(
         tokens=sum(counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS),

@@ -1,4 +1,4 @@
-"""The cell's status as operators read it. Pure."""
+"""The report of the cell's status for operators. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shared.messages.status import CellStatus
 def cell_view(
     status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0, *, models: Sequence[str] = ()
 ) -> CellReport:
-    """Return ``status``, which this gateway heard ``age_s`` ago, for an operator who knows these tenants.
+    """Return the report of ``status``, which this gateway received ``age_s`` ago.
 
-    ``models`` are the names that the gateway serves.
+    It is for an operator who may see the tenants in ``owners``. ``models`` are the names that the gateway serves.
     """
     report = msgspec.convert(status, CellReport, from_attributes=True)
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Parts of an answer in the shapes of chat completions. Pure."""
+"""An answer's parts in the shapes of chat completions. Pure."""
 
 from __future__ import annotations
 

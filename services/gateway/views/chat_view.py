@@ -1,4 +1,4 @@
-"""The answer to a chat request. Pure but for the time that it is given."""
+"""The view of a chat's answer. Pure, with time as an argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from services.gateway.openai_schema.chat import (
     ChatLogprobs,
     ChatResponse,
 )
-from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.replies.parts import Text
@@ -24,39 +23,35 @@ from services.gateway.token_text import TokenTexts
 from services.gateway.views.answer import DataEvents, Head, Wanted
 from services.gateway.views.chat_reply import answer_delta, answer_message
 from services.gateway.views.chunk_template import MARK, TextTemplate
-from services.gateway.views.logprobs import chat_logprobs, prompt_logprob_list
-from services.gateway.views.usage import timing_report, usage_report
+from services.gateway.views.logprobs import chat_logprobs
+from services.gateway.views.usage import usage_report
 from shared.messages.base import unpack_int32
 
 
 class ChatView(DataEvents):
-    """Implements ``AnswerView``. ``now_ns`` is the wall clock."""
+    """The view of an answer with any number of choices. Implements ``AnswerView``."""
 
     def __init__(
         self, generation: Generation, head: Head, wanted: Wanted, texts: TokenTexts, now_ns: Callable[[], int]
     ) -> None:
-        self._generation = generation
-        self._head = head
-        self._wanted = wanted
-        self._texts = texts
-        self._now_ns = now_ns
-        self.explanation: Explanation | None = None
+        """All arguments are those of :class:`DataEvents`."""
+        super().__init__(generation, head, wanted, texts, now_ns)
         self._first = True
         self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs)
-        self._templates: dict[int, TextTemplate] = {}  # By position.
-
-    @property
-    def wants_explanation(self) -> bool:
-        return self._wanted.explanation
 
     def opening(self) -> list[bytes]:
-        """One chunk a choice with the role, before any content."""
+        """Return one chunk per choice with the role, before any content."""
         return [
             self._chunk([ChatChunkChoice(index=c.position, delta=AnswerDelta(role="assistant", content=""))])
             for c in self._generation.choices
         ]
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
+        """Return the chunk of the new parts.
+
+        Returns None if the delta has neither parts, nor the end, nor tokens or prompt logprobs that the caller asked
+        for.
+        """
         has_prompt_logprobs = self._wanted.prompt_logprobs and delta.prompt_logprobs is not None
         parts = choice.reply.read(delta)
         has_news = bool(parts) or delta.finish is not None or has_prompt_logprobs
@@ -77,7 +72,7 @@ class ChatView(DataEvents):
         return self._chunk([body], delta)
 
     def _text_chunk(self, position: int, text: str) -> bytes:
-        """Return a chunk with text and nothing else, as most are."""
+        """Return a chunk with only text, as most have."""
         template = self._templates.get(position)
         if template is None:
             example = ChatChunkChoice(index=position, delta=AnswerDelta(content=MARK))
@@ -85,11 +80,13 @@ class ChatView(DataEvents):
         return template.fill(text)
 
     def closing(self) -> list[bytes]:
+        """Return a chunk without choices, if usage, timing or an explanation was asked for."""
         if not self._wanted.last_chunk:
             return []
         return [self._chunk([], is_last=True)]
 
     def whole(self) -> bytes:
+        """Return the response with every choice's message; takes the choices' tokens."""
         choices = []
         prompt_logprobs = None
         for choice in self._generation.choices:
@@ -115,12 +112,8 @@ class ChatView(DataEvents):
                 choices=choices,
                 usage=usage_report(self._generation),
                 prompt_token_ids=unpack_int32(first.request.prompt) if self._wanted.token_ids else UNSET,
-                prompt_logprobs=prompt_logprob_list(prompt_logprobs, self._texts)
-                if self._wanted.prompt_logprobs and prompt_logprobs is not None
-                else UNSET,
-                timing=timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
-                if self._wanted.timing
-                else UNSET,
+                prompt_logprobs=self._prompt_logprobs(prompt_logprobs),
+                timing=self._timing(is_last=True),
                 explanation=self.explanation if self._wanted.explanation else UNSET,
             )
         )
@@ -135,20 +128,17 @@ class ChatView(DataEvents):
         usage: UsageReport | UnsetType | None = UNSET if not wanted.usage_chunk else None
         if wanted.continuous_usage or (is_last and wanted.usage_chunk):
             usage = usage_report(generation)
-        first_request = generation.choices[0].request
-        prompt_logprobs = delta.prompt_logprobs if delta is not None and wanted.prompt_logprobs else None
+        prompt = generation.choices[0].request.prompt
         chunk = ChatChunk(
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
             system_fingerprint=self._head.system_fingerprint,
             choices=choices,
-            prompt_token_ids=unpack_int32(first_request.prompt) if self._first and wanted.token_ids else UNSET,
-            prompt_logprobs=prompt_logprob_list(prompt_logprobs, self._texts) if prompt_logprobs is not None else UNSET,
+            prompt_token_ids=unpack_int32(prompt) if self._first and wanted.token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs if delta is not None else None),
             usage=usage,
-            timing=timing_report(generation.choices[0].assembly.timing, first_request.received_ns, self._now_ns())
-            if is_last and wanted.timing
-            else UNSET,
+            timing=self._timing(is_last=is_last),
             explanation=self.explanation if is_last and wanted.explanation else UNSET,
         )
         self._first = False

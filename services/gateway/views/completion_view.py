@@ -1,4 +1,4 @@
-"""The answer to a completion request. Pure but for the time that it is given."""
+"""The view of a completion. Pure, with time as an argument."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from msgspec import UNSET, UnsetType
 
 from services.gateway.assembly import Delta
 from services.gateway.openai_schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
-from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.openai_schema.usage import UsageReport
 from services.gateway.pending import Choice, Generation
 from services.gateway.token_text import TokenTexts
 from services.gateway.views.answer import DataEvents, Head, Wanted
 from services.gateway.views.chunk_template import MARK, TextTemplate
-from services.gateway.views.logprobs import TextOffsets, completion_logprobs, prompt_logprob_list
-from services.gateway.views.usage import timing_report, usage_report
+from services.gateway.views.logprobs import TextOffsets, completion_logprobs
+from services.gateway.views.usage import usage_report
 from shared.messages.base import unpack_int32
 from shared.messages.tokens import TokenLogprob
 
 
 class CompletionView(DataEvents):
-    """Implements ``AnswerView``. ``now_ns`` is the wall clock.
-
-    ``echoes`` are the prompts' texts when they are to be repeated. ``hides_output`` drops the one token that is
-    generated when the caller wanted none (``max_tokens`` 0 with ``echo``, which scores a prompt).
-    """
+    """The view of completions of any number of prompts. Implements ``AnswerView``."""
 
     def __init__(
         self,
@@ -39,27 +34,24 @@ class CompletionView(DataEvents):
         echoes: Sequence[str] = (),
         hides_output: bool = False,
     ) -> None:
-        self._generation = generation
-        self._head = head
-        self._wanted = wanted
-        self._texts = texts
-        self._now_ns = now_ns
-        self.explanation: Explanation | None = None
+        """Repeat the prompts' texts ``echoes``; the first arguments are those of :class:`DataEvents`.
+
+        ``hides_output`` drops the one token that is generated when the caller wanted none (``max_tokens`` 0 with
+        ``echo``, which scores a prompt).
+        """
+        super().__init__(generation, head, wanted, texts, now_ns)
         self._echoes = echoes
         self._hides_output = hides_output
         self._offsets = [TextOffsets(texts) for _ in generation.choices]
         self._opened = [False] * len(generation.choices)
         self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs or hides_output)
-        self._templates: dict[int, TextTemplate] = {}  # By position.
-
-    @property
-    def wants_explanation(self) -> bool:
-        return self._wanted.explanation
 
     def opening(self) -> list[bytes]:
+        """Return no chunks: the first chunk of a choice has its own text."""
         return []
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes | None:
+        """Return the chunk of new text; None if the delta has neither text nor tokens that the caller asked for."""
         is_first = not self._opened[choice.position]
         if self._is_plain and not is_first and delta.finish is None:
             return self._text_chunk(choice.position, delta.text) if delta.text else None
@@ -71,16 +63,18 @@ class CompletionView(DataEvents):
         return self._response([body])
 
     def closing(self) -> list[bytes]:
+        """Return a chunk without choices, if usage, timing or an explanation was asked for."""
         if not self._wanted.last_chunk:
             return []
         return [self._response([], is_last=True)]
 
     def whole(self) -> bytes:
+        """Return the response with every choice's text; takes the choices' tokens."""
         choices = [self._choice(choice, choice.assembly.take()) for choice in self._generation.choices]
         return self._response(choices, is_last=True, is_whole=True)
 
     def _text_chunk(self, position: int, text: str) -> bytes:
-        """Return a chunk with text and nothing else, as most are."""
+        """Return a chunk with only text, as most have."""
         template = self._templates.get(position)
         if template is None:
             example = CompletionChoice(index=position, text=MARK)
@@ -88,7 +82,7 @@ class CompletionView(DataEvents):
         return template.fill(text)
 
     def _choice(self, choice: Choice, delta: Delta) -> CompletionChoice:
-        """Return what ``delta`` adds; the first one of a choice carries what belongs to its prompt."""
+        """Return the additions of ``delta``; the first of a choice includes those of its prompt."""
         is_first = not self._opened[choice.position]
         self._opened[choice.position] = True
         text = "" if self._hides_output else delta.text
@@ -98,7 +92,6 @@ class CompletionView(DataEvents):
             finish = "length"
         if is_first and self._echoes:
             text = self._echoes[choice.prompt] + text
-        prompt_logprobs = delta.prompt_logprobs if self._wanted.prompt_logprobs else None
         return CompletionChoice(
             index=choice.position,
             text=text,
@@ -107,7 +100,7 @@ class CompletionView(DataEvents):
             stop_reason=None if self._hides_output else delta.stop_match,
             token_ids=tokens if self._wanted.token_ids else UNSET,
             prompt_token_ids=unpack_int32(choice.request.prompt) if is_first and self._wanted.token_ids else UNSET,
-            prompt_logprobs=prompt_logprob_list(prompt_logprobs, self._texts) if prompt_logprobs is not None else UNSET,
+            prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs),
         )
 
     def _logprobs(self, choice: Choice, delta: Delta) -> CompletionLogprobs | None:
@@ -128,7 +121,6 @@ class CompletionView(DataEvents):
         usage: UsageReport | UnsetType | None = UNSET if not wanted.usage_chunk else None
         if is_whole or wanted.continuous_usage or (is_last and wanted.usage_chunk):
             usage = usage_report(generation, count_output=not self._hides_output)
-        first = generation.choices[0]
         return msgspec.json.encode(
             CompletionResponse(
                 id=self._head.id,
@@ -137,9 +129,7 @@ class CompletionView(DataEvents):
                 system_fingerprint=self._head.system_fingerprint,
                 choices=choices,
                 usage=usage,
-                timing=timing_report(first.assembly.timing, first.request.received_ns, self._now_ns())
-                if is_last and wanted.timing
-                else UNSET,
+                timing=self._timing(is_last=is_last),
                 explanation=self.explanation if is_last and wanted.explanation else UNSET,
             )
         )

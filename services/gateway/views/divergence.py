@@ -1,8 +1,8 @@
-"""A divergence point in text, as far as its reader may know it. Pure.
+"""The report of a divergence point in text, limited to what its reader may see. Pure.
 
-Another caller may have sent the cached side. The admin key, and a tenant whose cache is its own, are told everything.
-Others are told about their own prompt, and in whole pages: a place that is exact to the token, or the number of tokens
-that both sides have behind it, would let them guess other people's prompts one token at a time.
+Another caller may have sent the cached side. The admin key, and a tenant with a cache of its own, see everything.
+Others see their own prompt, in whole pages: a place that is exact to the token, or the number of tokens that both sides
+have behind it, would let them guess other callers' prompts one token at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Decode = Callable[[Sequence[int]], str]
 def divergence_view(
     point: DivergencePoint, prompt_tokens: int, place: Place | None, decode: Decode, *, sees_cache: bool
 ) -> Divergence:
-    """Return the point at which a prompt of so many tokens left the cache."""
+    """Return the report of the point at which a prompt of so many tokens left the cache."""
     if not sees_cache:
         point = to_the_page(point, prompt_tokens)
     before, prompt, cached = texts_of(point, decode)
@@ -56,7 +56,7 @@ def divergences_view(found: Divergences, decode: Decode | None) -> CostlyDiverge
 
 
 def _costly(costly: CostlyPoint, decode: Decode | None) -> CostlyDivergence:
-    """Return a divergence point of the cell; without ``decode`` there are no texts, and so no cause."""
+    """Return the report of a divergence point of the cell; without ``decode``, without texts and cause."""
     point = costly.point
     before, prompt, cached = ("", "", "") if decode is None else texts_of(point, decode)
     return CostlyDivergence(
@@ -76,7 +76,7 @@ def _costly(costly: CostlyPoint, decode: Decode | None) -> CostlyDivergence:
 
 
 def to_the_page(point: DivergencePoint, prompt_tokens: int) -> DivergencePoint:
-    """Return the point in whole pages, which the sizes of cached pages reveal anyway: no part is finer than a page."""
+    """Return the point in whole pages, which the sizes of cached pages reveal anyway: no field is finer than a page."""
     if point.kind not in ("diverged", "continued"):
         return point
     shared = (point.position - point.page_start) * TOKEN_BYTES
@@ -93,9 +93,9 @@ def to_the_page(point: DivergencePoint, prompt_tokens: int) -> DivergencePoint:
 
 
 def texts_of(point: DivergencePoint, decode: Decode) -> tuple[str, str, str]:
-    """Return what both sides have before the point, then what the prompt has there, and what is cached there.
+    """Return the text before the point, the prompt's text behind it, and the cached text behind it.
 
-    A character whose first bytes both sides have, and not its last, is shown whole on each.
+    A character whose first bytes both sides have, and not its last, is whole in each.
     """
     common = unpack_int32(point.before)
     before = decode(common).rstrip("\ufffd")

@@ -1,6 +1,6 @@
-"""An explanation from what the gateway, the worker and the scheduler know of a choice. Pure.
+"""The explanation of a choice, from the records of the gateway, the worker and the scheduler. Pure.
 
-Times come from the clocks of several processes. Each moment lies between the one before it and the first token's
+Times come from the clocks of several processes. Each moment is clamped between the one before it and the first token's
 delivery, whatever the clocks say, so that the parts always add up to the time to first token.
 """
 
@@ -41,7 +41,7 @@ def explain(
 ) -> Explanation:
     """Return the explanation of a choice. ``sees_cache``: its caller may read what is cached in the choice's namespace.
 
-    That another namespace holds the same tokens is told to operators only: it is a tenant's secret.
+    Only operators see that another namespace holds the same tokens: it is a tenant's secret.
     """
     figures = known.figures(now_s)
     admission = admission_of_first_token(known, figures)
@@ -80,7 +80,7 @@ def _divergence(
 
 
 def time_parts(figures: Figures, admission: Admission | None) -> list[TimePart]:
-    """Return the way to the first token, in order; as far as it is known while there is none."""
+    """Return the parts of the time to first token, in order; as far as known while there is no token."""
     parts: list[TimePart] = []
     begin_ns = at_ns = figures.received_ns
     for name, end_ns in _moments(figures, admission):
@@ -96,11 +96,11 @@ def time_parts(figures: Figures, admission: Admission | None) -> list[TimePart]:
 
 
 def _moments(figures: Figures, admission: Admission | None) -> Iterator[tuple[PartName, int]]:
-    """Where each part ends, in order; a time that is not known is left out."""
+    """Yield the end of each part, in order; an unknown time is 0."""
     timing = figures.timing or Timing()
     yield "accept", figures.submitted_ns
     if figures.timing is None and figures.delivered_ns:
-        # The first item got lost on its way, and with it the worker's times.
+        # The first item was lost in transit, and with it the worker's times.
         yield "compute", figures.delivered_ns
         return
     yield "broker", timing.accepted_ns
@@ -120,7 +120,7 @@ def _moments(figures: Figures, admission: Admission | None) -> Iterator[tuple[Pa
 def prompt_parts(
     prompt_tokens: int, usage: Usage | None, admission: Admission | None, *, is_admin: bool
 ) -> list[PromptPart]:
-    """Where each part of the prompt came from. Without the scheduler's word it follows from what the worker counted."""
+    """Return the source of each part of the prompt: by the scheduler, or else by the worker's counts."""
     if admission is not None:
         return [_part(span, admission.admitted_ns, is_admin=is_admin) for span in admission.prompt]
     return _counted(prompt_tokens, usage) if usage is not None else []
@@ -139,7 +139,7 @@ def _part(span: PromptSpan, admitted_ns: int, *, is_admin: bool) -> PromptPart:
 
 
 def _counted(prompt_tokens: int, usage: Usage) -> list[PromptPart]:
-    """Return sources in the order in which they usually lie along a prompt; why the rest was computed is not known."""
+    """Return sources in the order in which they usually lie along a prompt; why the rest was computed is unknown."""
     parts, start = [], 0
     for source, name in _FALLBACK:
         end = min(prompt_tokens, start + getattr(usage, name))
@@ -153,7 +153,7 @@ def _counted(prompt_tokens: int, usage: Usage) -> list[PromptPart]:
 
 
 def admission_of_first_token(known: RecentRequest, figures: Figures) -> Admission | None:
-    """Return the attempt that the first token came from; before there is one, the latest."""
+    """Return the admission that the first token came from, or None; before there is a token, the latest."""
     if not figures.workers:
         return known.admissions[-1] if known.admissions and not figures.delivered_ns else None
     first = next(iter(figures.workers))

@@ -14,15 +14,16 @@ from shared.messages.tokens import TokenLogprob
 _REPLACEMENT = "\ufffd"
 
 LEAST_LOGPROB = -9999.0
-"""JSON has no minus infinity, which a token that sampling excludes may have."""
+"""Stands for minus infinity, the logprob of a token that sampling excludes, which JSON does not have."""
 
 
 def finite(logprob: float) -> float:
+    """Return the logprob, at least :data:`LEAST_LOGPROB`."""
     return max(logprob, LEAST_LOGPROB)
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], top: int, texts: TokenTexts) -> ChatLogprobs:
-    """``top`` most likely tokens with each."""
+    """Return the logprob of each token, with the ``top`` most likely tokens at its position."""
     content = [
         ChatLogprob(
             token=texts.text(entry.token),
@@ -39,9 +40,13 @@ def chat_logprobs(entries: Sequence[TokenLogprob], top: int, texts: TokenTexts) 
 
 
 class TextOffsets:
-    """Where tokens stand in a text, in characters. A token that begins within a character stands where that begins."""
+    """Offsets of tokens in a text, in characters.
+
+    A token that begins within a character has that character's offset.
+    """
 
     def __init__(self, texts: TokenTexts) -> None:
+        """Begin at offset 0; ``texts`` have the bytes of each token."""
         self._texts = texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._characters = 0
@@ -61,9 +66,9 @@ def completion_logprobs(
     *,
     first_token: int | None = None,
 ) -> CompletionLogprobs:
-    """Return lists of one entry a token. ``offsets`` know where the tokens before them ended.
+    """Return lists with one entry a token. ``offsets`` continues behind the tokens before them.
 
-    An entry may be None (the first token of a prompt, which nothing predicts): then ``first_token`` names it.
+    An entry may be None (the first token of a prompt, which has no logprob): then ``first_token`` names it.
     """
     tokens: list[str] = []
     logprobs: list[float | None] = []
@@ -79,8 +84,9 @@ def completion_logprobs(
 
 
 def token_name(token: int, texts: TokenTexts) -> str:
-    """Return a token's text; of one that holds part of a character its bytes, as OpenAI writes them, which are
-    unique.
+    """Return a token's text, or its bytes where it holds part of a character.
+
+    The bytes are as OpenAI writes them, which are unique.
     """
     text = texts.text(token)
     if _REPLACEMENT not in text:
@@ -91,12 +97,15 @@ def token_name(token: int, texts: TokenTexts) -> str:
 def prompt_logprob_list(
     entries: Sequence[TokenLogprob | None], texts: TokenTexts
 ) -> list[dict[str, PromptLogprob] | None]:
-    """vLLM's ``prompt_logprobs``: by token id, the prompt's own token and the most likely ones."""
+    """Return vLLM's ``prompt_logprobs``: by token id, the prompt's own token and the most likely ones."""
     return [None if entry is None else _by_token_id(entry, texts) for entry in entries]
 
 
 def _top(entry: TokenLogprob, top: int, texts: TokenTexts) -> dict[str, float]:
-    """By name, most likely first, and the chosen one. Of two tokens of one name the second goes by its id."""
+    """Return logprobs by name, most likely first, and the chosen token.
+
+    Of two tokens with one name, the second goes by its id.
+    """
     named: dict[str, int] = {}
     found: dict[str, float] = {}
     for token, logprob in (*entry.top[:top], (entry.token, entry.logprob)):

@@ -1,4 +1,4 @@
-"""What a cell serves with - devices, pools, context - as operators read it. Pure."""
+"""The report of a cell's devices, pools and context for operators. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.messages.status import CellStatus, StorageBudget
 
 
 def serving_view(status: CellStatus, limit: ContextLimit) -> Serving:
-    """Devices and pools of ``status``; what a disk holds is estimated by the size of tokens in pools."""
+    """Return the devices and pools of ``status``; the tokens of a disk are estimated by the size of tokens in pools."""
     return Serving(
         devices=[
             ServingDevice(
@@ -32,7 +32,10 @@ def serving_view(status: CellStatus, limit: ContextLimit) -> Serving:
 
 
 def _pools(status: CellStatus) -> list[ServingPool]:
-    """Pools of pages. A page of hidden states stands for as many tokens and takes less, which nothing here says."""
+    """Return the pools of pages.
+
+    A page of hidden states takes fewer bytes for as many tokens, so its ``bytes`` are null.
+    """
     return [
         ServingPool(
             tier=form_name(pool.tier),

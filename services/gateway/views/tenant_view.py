@@ -1,4 +1,4 @@
-"""What the cell has of each tenant, by the names of the file of tenants. Pure."""
+"""The requests and cached bytes of each tenant of the file of tenants. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.messages.status import CellStatus, OwnerBytes
 def tenant_view(status: CellStatus, owners: Mapping[str, str]) -> list[CellTenant]:
     """Return a row for each tenant, and one for all others; ``owners`` are owners of KV by tenant (``Callers.owners``).
 
-    Tenants of one salt have one cache, and each of them is told all of it.
+    Tenants with one salt have one cache, and each row shows all of it.
     """
     running, waiting = dict.fromkeys((*owners, OTHER), 0), dict.fromkeys((*owners, OTHER), 0)
     for load in status.tenant_loads:

@@ -16,7 +16,6 @@ from services.gateway.openai_schema.usage import (
     UsageReport,
 )
 from services.gateway.pending import Choice, Generation
-from services.gateway.views.answer import first_choices
 from shared.messages.tokens import ImportanceUsage, Timing, Usage
 from shared.messages.worker_plans import LeaseGrant
 
@@ -33,8 +32,11 @@ _TIERS = (
 
 
 def usage_report(generation: Generation, *, count_output: bool = True) -> UsageReport:
-    """Tokens so far. Cached tokens are those of each prompt's first choice, since a prompt counts once."""
-    firsts = first_choices(generation)
+    """Return the tokens so far. Cached tokens are those of each prompt's first choice, since a prompt counts once."""
+    by_prompt: dict[int, Choice] = {}
+    for choice in generation.choices:
+        by_prompt.setdefault(choice.prompt, choice)
+    firsts = list(by_prompt.values())
     prompt_tokens = sum(choice.request.prompt_tokens for choice in firsts)
     output = sum(len(choice.assembly.tokens) for choice in generation.choices) if count_output else 0
     counts = [choice.reply.reasoning_tokens for choice in generation.choices]
@@ -57,7 +59,7 @@ def usage_report(generation: Generation, *, count_output: bool = True) -> UsageR
 
 
 def lease_report(answered: Sequence[tuple[LeaseGrant, ...]]) -> CacheLeaseReport | UnsetType:
-    """Return the outcome of the leases of each prompt: the longest of each counts. Unset where none was asked."""
+    """Return the outcome of each prompt's leases: the longest of each counts. Unset where none was asked for."""
     longest = [max(grants, key=lambda grant: grant.tokens) for grants in answered if grants]
     if not longest:
         return UNSET
@@ -71,7 +73,7 @@ def lease_report(answered: Sequence[tuple[LeaseGrant, ...]]) -> CacheLeaseReport
 
 
 def _written_tokens(choice: Choice) -> int:
-    """Tokens of a prompt that were not found, and that a later one may find. 0 before anything is known of it."""
+    """Return the prompt's tokens that were no hits, and that a later prompt may find; 0 before its usage is known."""
     usage = choice.assembly.usage
     if usage is None or not choice.request.cache.write or usage.sparse_tokens:
         return 0
@@ -91,15 +93,15 @@ def importance_report(generation: Generation) -> ImportanceReport | None:
 
 
 def choice_importance(assembly: Assembly) -> ImportanceReport | None:
-    """Return the same for one choice."""
+    """Return what one choice loaded lossily so far; None where everything is exact."""
     return _summed([(usage, usage.importance) for usage in assembly.lossy.values() if usage.importance is not None])
 
 
 def _summed(lossy: Sequence[tuple[Usage, ImportanceUsage]]) -> ImportanceReport | None:
-    """One report of several loads; None of none."""
+    """Return the sum of several loads; None of none."""
     if not lossy:
         return None
-    # All choices of a request allow the same.
+    # All choices of a request have the same ratio and metric.
     _, first = lossy[0]
     return ImportanceReport(
         ratio=first.ratio,
@@ -113,8 +115,9 @@ def _summed(lossy: Sequence[tuple[Usage, ImportanceUsage]]) -> ImportanceReport 
 
 
 def timing_report(timing: Timing | None, received_ns: int, now_ns: int) -> TimingReport:
-    """Return the way of one choice to its first token, from wall-clock times of several processes of one node or
-    cell.
+    """Return the timing of one choice up to its first token.
+
+    Its times are of the wall clock, from several processes of one node or cell.
     """
     timing = timing or Timing()
     received = timing.received_ns or received_ns
@@ -131,7 +134,7 @@ def timing_report(timing: Timing | None, received_ns: int, now_ns: int) -> Timin
 
 
 def _between_ms(start_ns: int, end_ns: int) -> float | None:
-    """Milliseconds between two times; None when one is unknown. Clocks may disagree, so never below 0."""
+    """Return the milliseconds between two times, None when one is unknown. Clocks may disagree, so never below 0."""
     if not start_ns or not end_ns:
         return None
     return max(0, end_ns - start_ns) / 1e6

@@ -47,7 +47,7 @@ export class Chat {
   #clear() {
     this.#running?.abort();
     this.#turns = [];
-    fill(this.#log, h("p", { class: "quiet", text: "Under each answer stands which part of its prompt was cached, and where." }));
+    fill(this.#log, h("p", { class: "quiet", text: "Below each answer the page shows which part of its prompt was cached, and where." }));
     this.#keep();
   }
 
@@ -58,7 +58,7 @@ export class Chat {
     const isShort = whole.length <= MOST_CHARS;
     try {
       sessionStorage.setItem(NAME, isShort ? whole : JSON.stringify({ ...fields, turns: [] }));
-      this.#said.textContent = isShort ? "" : "This conversation is too long to outlive a reload.";
+      this.#said.textContent = isShort ? "" : "This conversation is too long to be kept across a reload.";
     } catch (error) {
       this.#said.textContent = `A reload will lose this conversation: ${error.name}.`;
     }

@@ -29,9 +29,9 @@ export function askKeys(admin, api, why) {
     const apiField = h("input", { type: "password", id: "api-key", autocomplete: "off", value: api });
     return h("form", { onsubmit: (event) => { event.preventDefault(); close({ admin: adminField.value.trim(), api: apiField.value.trim() }); } },
       why ? h("p", { class: "bad", text: why }) : null,
-      h("label", { class: "field" }, "Admin key", adminField, h("span", { class: "quiet small", text: "what the gateway was given as --admin-key; it shows the cell and changes the cache. Where `thermocline up` drew it, `thermocline top --link` prints a link that opens this page" })),
+      h("label", { class: "field" }, "Admin key", adminField, h("span", { class: "quiet small", text: "the gateway's --admin-key, with which this page shows the cell and changes the cache. Where `thermocline up` drew it, `thermocline top --link` prints a link that opens this page" })),
       h("label", { class: "field" }, "API key", apiField, h("span", { class: "quiet small", text: "for the chat, where the gateway has --api-keys; otherwise leave it empty" })),
-      h("p", { class: "quiet small", text: "Both are kept in this tab until it closes, and are sent to this gateway alone." }),
+      h("p", { class: "quiet small", text: "Both are kept in this tab until it closes, and are sent only to this gateway." }),
       h("div", { class: "row" }, h("button", { type: "submit", class: "primary", text: "Use these" }),
         h("button", { type: "button", text: "Cancel", onclick: () => close(null) })));
   });

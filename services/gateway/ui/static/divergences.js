@@ -4,7 +4,7 @@ import { h, panel } from "./dom.js";
 import { wordDiff } from "./text_diff.js";
 import { causeAdvice, causeWord, clockTime, count, duration, plural } from "./words.js";
 
-const PART_WORDS = { tools: "the list of tools", template: "what the chat template writes", generation_prompt: "the end that the chat template writes" };
+const PART_WORDS = { tools: "the list of tools", template: "text of the chat template", generation_prompt: "the end of the chat template" };
 
 /** Why a request missed, or that it lost nothing; null where it is not told. */
 export function divergenceView(explained) {
@@ -16,16 +16,16 @@ export function divergenceView(explained) {
     found.prompt === null ? null : sides(found),
     found.cause ? h("p", {}, h("b", { text: `${causeWord(found.cause)}. ` }), causeAdvice(found.cause)) : null,
     found.kind === "diverged" && found.cached === null
-      ? h("p", { class: "quiet small", text: "What is cached there may be another caller's: the admin key shows it." }) : null);
+      ? h("p", { class: "quiet small", text: "The cached text there may be another caller's: it is shown only with the admin key." }) : null);
 }
 
 function sentence(found) {
   const lost = found.lost_tokens ? `${plural(found.lost_tokens, "token")}${found.lost_ms ? `, about ${duration(found.lost_ms)},` : ""}` : "";
   switch (found.kind) {
     case "opted_out": return "It reads no cache.";
-    case "new": return "Nothing cached begins like it.";
+    case "new": return "No cached prefix begins like it.";
     case "continued": return `Nothing was lost: it goes on where the cached path ends, at token ${count(found.token)}.`;
-    case "evicted": return `From token ${count(found.token)} on${place(found)} ${lost} had been cached and left before it came.`;
+    case "evicted": return `From token ${count(found.token)} on${place(found)} ${lost} had been cached, and were evicted before it came.`;
   }
   const cost = found.lost_tokens === null ? "" : lost ? ` ${lost} behind it were computed although they are cached there, too.` : " Nothing behind it is cached there, so nothing was lost.";
   return `At token ${count(found.token)}${place(found)} it leaves the nearest cached path.${cost}`;
@@ -57,9 +57,9 @@ export function costlyPanel(points, error) {
     h("td", { class: "num", text: count(one.requests) })));
   const columns = [["usual cause", false], ["what differs, in the latest request", false], ["tokens lost", true], ["time lost", true], ["requests", true]];
   return panel("Where prompts leave the cache", { className: "span12", id: "divergences",
-    aside: h("span", { class: "quiet small", text: points?.since_ms ? `what costs most, since ${clockTime(points.since_ms)}` : "what costs most" }) },
+    aside: h("span", { class: "quiet small", text: points?.since_ms ? `the costliest, since ${clockTime(points.since_ms)}` : "the costliest" }) },
   error ? h("p", { class: "bad", text: error })
     : rows.length ? h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "only-read", text: "Divergence points" }),
       h("thead", {}, h("tr", {}, columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "num" : null, text: name })))), h("tbody", {}, rows)))
-      : h("p", { class: "quiet", text: "No prompt has lost anything to a difference so far." }));
+      : h("p", { class: "quiet", text: "No prompt has lost cached tokens to a divergence so far." }));
 }

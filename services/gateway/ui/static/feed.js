@@ -71,7 +71,7 @@ export class Feed extends EventTarget {
         if (!signal.aborted) this.#say("gone", "The stream of the gateway ended.");
       } catch (error) {
         if (signal.aborted) return;
-        const known = error instanceof ApiError ? error : new ApiError("gone", "The gateway says nothing any more.");
+        const known = error instanceof ApiError ? error : new ApiError("gone", "The gateway does not send any more.");
         this.#say(known.kind === "refused" ? "gone" : known.kind, known.message, known.code);
         if (known.kind === "locked" || known.kind === "off") return; // Nothing changes before a person does something.
       } finally {

@@ -37,7 +37,7 @@ export class Manage {
       this.#listed = { pins, leases };
       fill(this.#leases, leases.length ? table("Leases", [["tenant", false], ["key", false], ["tokens", true], ["kept for", true], ["until", false]], leases.map((lease) => [
         lease.tenant || "–", lease.key || "–", count(lease.tokens), duration(1000 * lease.ttl_s), new Date(lease.expires_at * 1000).toLocaleString("en-GB")]))
-        : h("p", { class: "quiet", text: "No caller has asked to keep a prefix." }));
+        : h("p", { class: "quiet", text: "No caller has leased a prefix." }));
     } catch (error) {
       fill(this.#pins, h("p", { class: "bad", text: error.message }));
     }
@@ -71,9 +71,9 @@ export class Manage {
     const minutes = h("input", { id: "pin-minutes", type: "number", min: 1, max: 527040, value: 60, required: true });
     const salt = h("input", { id: "pin-salt", maxlength: 256 });
     const go = h("button", { type: "submit", class: "primary", text: "Pin…" });
-    return panel("Keep a prefix", { className: "span4" }, h("form", { class: "column", onsubmit: async (event) => {
+    return panel("Pin a prefix", { className: "span4" }, h("form", { class: "column", onsubmit: async (event) => {
       event.preventDefault();
-      if (!(await confirm("Pin this prefix?", `It stays in host memory for ${plural(Number(minutes.value), "minute")}, whatever else is served, and takes that room from other prefixes.`, "Pin it"))) return;
+      if (!(await confirm("Pin this prefix?", `It stays in host memory for ${plural(Number(minutes.value), "minute")}, and takes that memory from other prefixes.`, "Pin it"))) return;
       await this.#order(go, "Pinning…", async () => {
         const pin = await ask("/v1/cache/pins", { method: "POST", body: { prompt: prompt.value, ttl_s: 60 * Number(minutes.value), ...optional("name", name.value), ...optional("cache_salt", salt.value) } });
         return `Pin ${pin.name} holds ${count(pin.held_tokens)} of ${count(pin.tokens)} tokens now.`;
@@ -86,10 +86,10 @@ export class Manage {
     const prompts = h("textarea", { id: "warm-prompts", rows: 6, required: true });
     const salt = h("input", { id: "warm-salt", maxlength: 256 });
     const go = h("button", { type: "submit", class: "primary", text: "Prewarm…" });
-    return panel("Bring prompts in", { className: "span4" }, h("form", { class: "column", onsubmit: async (event) => {
+    return panel("Prewarm prompts", { className: "span4" }, h("form", { class: "column", onsubmit: async (event) => {
       event.preventDefault();
       const lines = prompts.value.split("\n").filter((line) => line.trim());
-      if (!(await confirm("Prewarm?", `${plural(lines.length, "prompt")} will be computed, behind all other requests.`, "Prewarm"))) return;
+      if (!(await confirm("Prewarm?", `${plural(lines.length, "prompt")} will be computed, at the lowest priority.`, "Prewarm"))) return;
       await this.#order(go, "Prewarming…", async () => {
         const report = await ask("/v1/cache/prewarm", { method: "POST", waitMs: LONG_MS, body: { prompts: lines.map((prompt) => ({ prompt, ...optional("cache_salt", salt.value) })) } });
         const tokens = report.data.reduce((sum, one) => sum + one.prompt_tokens, 0);
@@ -108,7 +108,7 @@ export class Manage {
       const tiers = boxes.map((box) => box.querySelector("input")).filter((box) => box.checked).map((box) => box.value);
       if (!tiers.length) { this.#say("Choose a tier to flush.", "bad"); return; }
       const whose = salt.value ? `of the salt “${salt.value}”` : "of every namespace";
-      if (!(await confirm("Flush?", `Everything ${whose} that nothing uses is dropped from: ${tiers.join(", ")}. It is computed again when somebody asks.`, "Flush"))) return;
+      if (!(await confirm("Flush?", `All KV ${whose} that is not in use is dropped from: ${tiers.join(", ")}. It is computed again when a request needs it.`, "Flush"))) return;
       await this.#order(go, "Flushing…", async () => {
         const report = await ask("/v1/cache/flush", { method: "POST", waitMs: LONG_MS, body: { tiers, ...optional("cache_salt", salt.value) } });
         return `Dropped ${plural(report.device_pages, "device page")}, ${plural(report.host_pages, "host page")} and ${plural(report.disk_chunks, "chunk")} on disk.`;
@@ -118,10 +118,10 @@ export class Manage {
   }
 
   async #unpin(name) {
-    if (!(await confirm("Let go of this pin?", `${name} may be evicted from then on.`, "Unpin"))) return;
+    if (!(await confirm("Remove this pin?", `${name} may be evicted from then on.`, "Unpin"))) return;
     await this.#order(document.activeElement instanceof HTMLButtonElement ? document.activeElement : h("button"), "Unpinning…", async () => {
       await ask(`/v1/cache/pins/${encodeURIComponent(name)}`, { method: "DELETE" });
-      return `${name} is let go.`;
+      return `${name} is removed.`;
     });
   }
 }

@@ -64,7 +64,7 @@ export class Overview {
     if (this.#place.hidden || isBeingSelected(this.#body)) return;
     const { cell, storages, storagesError, points, pointsError } = this.#feed;
     if (!cell) {
-      fill(this.#body, h("p", { class: "quiet", text: "Nothing has been heard of the cell yet." }));
+      fill(this.#body, h("p", { class: "quiet", text: "There is no data from the cell yet." }));
       return;
     }
     fill(this.#body, h("div", { class: "grid" },
@@ -118,7 +118,7 @@ export class Overview {
       drawn("Time to first token", "a dot is a request", [{ name: "requests", points, color: "--ink", kind: "dots" }], slowest, duration, none),
       drawn("Requests", this.#history.fault || (this.#history.beginMs() ? `remembered since ${clockTime(this.#history.beginMs())}` : ""),
         [{ name: "running", points: running, color: "--ink", kind: "line" }, { name: "waiting", points: waiting, color: "--queue", kind: "line" }], busiest, count, "No sample in this time."),
-      drawn("Memory in use", "share of pages that hold something", tiers.map((tier) => ({ name: POOL_WORDS[tier] ?? tier, color: `--${tier}`, kind: "line", points: sampled((one) => one.occupancy[tier]) })), 1, percent, "No sample in this time."),
+      drawn("Memory in use", "share of pages that are cached or leased", tiers.map((tier) => ({ name: POOL_WORDS[tier] ?? tier, color: `--${tier}`, kind: "line", points: sampled((one) => one.occupancy[tier]) })), 1, percent, "No sample in this time."),
     ];
   }
 }
@@ -132,7 +132,7 @@ function thinned(samples, width) {
 function hits(cell) {
   const found = HIT_TIERS.map((tier) => [tier, cell.counters[`hit_tokens_${tier}`] ?? 0]);
   const all = found.reduce((sum, [, tokens]) => sum + tokens, 0);
-  return panel("Tokens found, by tier", { aside: h("span", { class: "quiet small", text: "since the cell began" }) },
+  return panel("Hit tokens by tier", { aside: h("span", { class: "quiet small", text: "since the cell began" }) },
     h("div", { class: "bar", role: "img", "aria-label": found.map(([tier, tokens]) => `${sourceWord(tier)} ${count(tokens)}`).join(", ") },
       found.map(([tier, tokens]) => h("i", { class: `c-${tier}`, style: { width: `${(100 * tokens) / (all || 1)}%` } }))),
     legend(found.filter(([, tokens]) => tokens).map(([tier]) => tier), (tier) => `${sourceWord(tier)}: ${count(cell.counters[`hit_tokens_${tier}`])}`),
@@ -143,7 +143,7 @@ function workers(cell) {
   return panel("Workers", { className: "span12" }, cell.workers.length
     ? table("Workers", [["worker", false], ["running", true], ["waiting", true], ["state", false]],
       [...cell.workers].sort((one, other) => one.worker_id.localeCompare(other.worker_id)).map((worker) => [worker.worker_id, count(worker.running), count(worker.waiting),
-        worker.draining ? h("span", { class: "warn", text: "leaving: it gets nothing new" }) : h("span", { class: "good", text: "serving" })]))
+        worker.draining ? h("span", { class: "warn", text: "leaving: it gets no new requests" }) : h("span", { class: "good", text: "serving" })]))
     : h("p", { class: "bad", text: "No worker has joined: nothing can be computed." }));
 }
 

@@ -81,7 +81,7 @@ export class Requests {
     const listed = this.#listed();
     this.#said.textContent = requests.length ? `${listed.length === requests.length ? "all" : `${count(listed.length)} of`} ${plural(requests.length, "request")} that are kept` : "";
     if (requestsError || !listed.length) {
-      fill(this.#list, h("p", { class: requestsError ? "bad" : "quiet", text: requestsError || (requests.length ? "No request fits." : "No request has come lately.") }));
+      fill(this.#list, h("p", { class: requestsError ? "bad" : "quiet", text: requestsError || (requests.length ? "No request matches." : "There are no recent requests.") }));
       return;
     }
     this.#first = Math.min(this.#first, ROWS * Math.floor((listed.length - 1) / ROWS));
@@ -142,7 +142,7 @@ export class Requests {
       this.#error = "";
     } catch (error) {
       if (this.#picked !== picked) return;
-      this.#error = this.#explained ? `${error.message} What is shown is what this page had kept.` : error.message;
+      this.#error = this.#explained ? `${error.message} The page shows its own older copy.` : error.message;
     }
     this.#drawDetail();
     this.draw();

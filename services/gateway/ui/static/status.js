@@ -2,11 +2,11 @@
 
 const LINKS = {
   connecting: ["connecting", ""],
-  gone: ["gateway away", "What is shown is the last that was heard; the page tries again by itself."],
-  locked: ["key needed", "Give the admin key to go on."],
+  gone: ["gateway away", "The page shows the latest data and tries again by itself."],
+  locked: ["key needed", "Give the admin key to continue."],
   off: ["administration off", "Start the gateway with an admin key to see the cell. The chat works without one."],
-  broker_away: ["broker away", "The gateway answers, but without the broker it hears no scheduler; the page goes on by itself. What is shown is old."],
-  scheduler_away: ["scheduler away", "The gateway answers, but the scheduler is silent; the page goes on as soon as it is heard. What is shown is old."],
+  broker_away: ["broker away", "The gateway answers, but has no broker and so no scheduler. The page shows old data, and continues by itself."],
+  scheduler_away: ["scheduler away", "The gateway answers, but the scheduler does not. The page shows old data, and continues by itself."],
 };
 
 /**

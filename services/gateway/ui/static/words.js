@@ -5,7 +5,7 @@ export const PARTS = ["accept", "broker", "queue", "deferral", "prefetch_wait", 
 
 const SOURCE_WORDS = {
   device: "device memory", neighbour: "another device", host: "host memory", lent: "another node", disk: "disk", remote: "object store",
-  hidden: "restored from hidden states", sparse: "disk, only what is important", computed: "computed",
+  hidden: "restored from hidden states", sparse: "disk, only important tokens", computed: "computed",
 };
 const PART_WORDS = {
   accept: "accepting", broker: "broker", queue: "waiting in line", deferral: "waiting for another request",
@@ -21,19 +21,19 @@ const REASON_WORDS = {
 };
 export const REASONS = Object.keys(REASON_WORDS);
 
-// Of each usual cause what it is called, and what to do about it.
+// The name of each usual cause, and what to do about it.
 const CAUSES = {
   whitespace: ["Spaces or line breaks", "Write the same text the same way each time."],
   tools_reordered: ["The same tools in another order", "Keep their order, for instance by name."],
   tools_changed: ["Other tools, or other descriptions", "Tools stand early in a prompt: everything behind a changed one is computed again."],
-  date_or_time: ["A date or time", "Put it behind what is shared, in the last message, or round it."],
-  identifier: ["An identifier", "Put what names a request, session or user behind what is shared."],
-  number: ["A number", "Put counters behind what is shared."],
-  template_variable: ["A variable of the chat template", "Requests that set it otherwise share only what comes before."],
-  system_prompt: ["An edited system prompt", "Prompts of the old and the new text share only what comes before the edit."],
+  date_or_time: ["A date or time", "Put it behind the shared part, in the last message, or round it."],
+  identifier: ["An identifier", "Put ids of requests, sessions and users behind the shared part."],
+  number: ["A number", "Put counters behind the shared part."],
+  template_variable: ["A variable of the chat template", "Requests with another value share only the text before it."],
+  system_prompt: ["An edited system prompt", "Prompts with the old and the new text share only the text before the edit."],
   answer_changed: ["An answer came back changed", "Send answers back as they were generated; templates may leave out their reasoning."],
-  tool_result: ["Another result of a tool", "Nothing is wrong where the tool answered something else."],
-  other_conversation: ["Another conversation", "Nothing is wrong: conversations share what comes before the first question."],
+  tool_result: ["Another result of a tool", "Nothing is wrong where the tool gave another answer."],
+  other_conversation: ["Another conversation", "Nothing is wrong: conversations share only the text before the first question."],
   other_turn: ["Another question in one conversation", "Nothing is wrong where it was edited or asked twice."],
   unknown: ["Not known", "Compare both texts."],
 };
