@@ -18,12 +18,12 @@ DESCRIPTION = "Run the model with continuous batching, and own one device KV poo
 
 
 def parser() -> ArgumentParser:
-    """Return the command line."""
+    """Return the command line's parser."""
     return config.parser_of(WorkerConfig, "worker", DESCRIPTION)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until stopped; returns the exit code (see ``shared.lifecycle``)."""
+    """Run a worker until it is stopped; return the exit code (see ``shared.lifecycle``)."""
     settings = config.for_service(WorkerConfig, "worker", argv, DESCRIPTION)
     if settings is None:
         return EXIT_REFUSED
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         with importing(), progress.phase("importing PyTorch"):
             from services.worker.torch_gpus import choose
 
-            # Before what serves a model is imported, which takes seconds: a device that is not there is said at once.
+            # Before the imports that serve a model, which take seconds, so that a missing device is reported at once.
             choice = choose(named)
             import services.worker.bootstrap  # noqa: F401
 

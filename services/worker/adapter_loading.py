@@ -1,4 +1,4 @@
-"""LoRA adapters come to a worker and go: read by a thread of their own, and put beside the model between two steps."""
+"""Loading of LoRA adapters: a thread of its own reads them, and they are put beside the model between two steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Submit = Callable[[Callable[[], None]], object]
 
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
-    """How much of adapters a worker takes; ``most_bytes`` is for the weights of all of them, as float32."""
+    """Bounds on a worker's adapters; ``most_bytes`` is for the weights of all of them, as float32."""
 
     most: int = 16
     most_rank: int = 64
@@ -34,7 +34,7 @@ class AdapterBounds:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What became of an order; ``fault`` is "" where the adapter is served now."""
+    """Result of an order to load an adapter; ``fault`` is "" where the adapter is served now."""
 
     order: AttachAdapter
     fault: str = ""
@@ -42,7 +42,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An order whose files have been read; one of ``adapter`` and ``fault``."""
+    """An order whose files have been read; either ``adapter`` or ``fault`` is set."""
 
     order: AttachAdapter
     nbytes: int = 0
@@ -51,11 +51,11 @@ class _Read:
 
 
 class AdapterLoading(Protocol):
-    """What the executor does with orders that are about adapters."""
+    """Interface for the executor's orders about adapters."""
 
     @property
     def has_news(self) -> bool:
-        """Whether :meth:`settle` has something to do; may be asked at any time."""
+        """Whether :meth:`settle` has something to do; safe from any thread."""
 
     def attach(self, order: AttachAdapter) -> None:
         """Begin to load an adapter."""
@@ -64,65 +64,77 @@ class AdapterLoading(Protocol):
         """Forget an adapter, loaded or not."""
 
     def settle(self) -> list[Attached]:
-        """Serve what has been read; between two steps. What became of each order, in the order in which they ended."""
+        """Serve the adapters that have been read; call it between two steps.
+
+        Return the result of each order, in the order in which they ended.
+        """
 
     def serves(self, digest: str) -> bool:
-        """Whether requests may have this adapter."""
+        """Return whether requests may use this adapter."""
 
     def close(self) -> None:
-        """Load no more."""
+        """Load no more adapters."""
 
 
 class NoAdapters:
-    """Of a worker that serves none; it says why."""
+    """Loading at a worker that serves no adapters: every order is answered with the reason."""
 
     def __init__(self, reason: str) -> None:
+        """Give ``reason`` as the fault of every order to load an adapter."""
         self._reason = reason
         self._refused: list[Attached] = []
 
     @property
     def has_news(self) -> bool:
+        """Whether a refusal has not been collected by :meth:`settle`."""
         return bool(self._refused)
 
     def attach(self, order: AttachAdapter) -> None:
+        """Queue a refusal, which :meth:`settle` returns."""
         self._refused.append(Attached(order, self._reason))
 
     def detach(self, order: DetachAdapter) -> None:
+        """Drop the queued refusals of this adapter."""
         self._refused = [each for each in self._refused if each.order.digest != order.digest]
 
     def settle(self) -> list[Attached]:
+        """Return the refusals since the last call."""
         refused, self._refused = self._refused, []
         return refused
 
     def serves(self, digest: str) -> bool:
+        """Return False: no adapter is served."""
         return False
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is no thread to end."""
 
 
 class WorkerAdapters:
-    """Used by the compute thread; what is read is read by ``submit``, by default in one thread of its own.
+    """Adapters of a worker that serves them.
 
-    Orders are bounded: the scheduler has one for each adapter of the cell at the most, and detaches what it gives up.
+    Used by the compute thread; files are read by ``submit``, by default in one thread of its own. Orders are bounded:
+    the scheduler has at most one for each adapter of the cell, and detaches those that it gives up.
     """
 
     def __init__(
         self, model: Adapters, bounds: AdapterBounds, wake: Callable[[], None], submit: Submit | None = None
     ) -> None:
-        """``wake`` is called from whatever thread when there is news."""
+        """Prepare; ``wake`` is called, from any thread, when there is news."""
         self._model, self._bounds, self._wake = model, bounds, wake
         self._submit = submit
         self._thread: ThreadPoolExecutor | None = None
         self._wanted: dict[str, AttachAdapter] = {}  # By digest, until they are settled.
-        self._read: deque[_Read] = deque()  # Filled by the thread.
-        self._nbytes: dict[str, int] = {}  # Of what is served, by digest.
+        self._read: deque[_Read] = deque()  # Filled by the reading thread.
+        self._nbytes: dict[str, int] = {}  # Float32 bytes of each served adapter, by digest.
 
     @property
     def has_news(self) -> bool:
+        """Whether files have been read, or could not be, since the last :meth:`settle`."""
         return bool(self._read)
 
     def attach(self, order: AttachAdapter) -> None:
+        """Read the adapter's files in the background; the first order starts the thread."""
         self._wanted[order.digest] = order
         if self._submit is None:
             # Most workers have no adapters, so no thread is taken before the first.
@@ -131,11 +143,17 @@ class WorkerAdapters:
         self._submit(lambda: self._read_files(order))
 
     def detach(self, order: DetachAdapter) -> None:
+        """Take the adapter off the model; a read in flight is discarded by :meth:`settle`."""
         self._wanted.pop(order.digest, None)
         self._nbytes.pop(order.digest, None)
         self._model.drop(order.digest)
 
     def settle(self) -> list[Attached]:
+        """Put the adapters that have been read beside the model; drop those detached meanwhile.
+
+        Return the result of each order in the order in which the reads ended; one that does not fit, or could not be
+        read, has a fault.
+        """
         ended = []
         while self._read:
             read = self._read.popleft()
@@ -154,9 +172,11 @@ class WorkerAdapters:
         return ended
 
     def serves(self, digest: str) -> bool:
+        """Return whether the adapter is beside the model now; one still being read is not."""
         return digest in self._model
 
     def close(self) -> None:
+        """Cancel the reads that have not begun; one under way is not awaited."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -165,7 +185,7 @@ class WorkerAdapters:
             self._read.append(self._prepared(order))
         except ThermoclineError as error:
             self._read.append(_Read(order, fault=error.message))
-        except Exception as error:  # Whatever it is, the order has to be answered.
+        except Exception as error:  # Every error is caught, because the order has to be answered.
             _log.exception("adapter_failed", path=order.path)
             self._read.append(_Read(order, fault=f"it could not be read: {error!r}"))
         self._wake()
@@ -187,7 +207,7 @@ class WorkerAdapters:
             raise AdapterRefused(f"its rank {files.rank} is above {self._bounds.most_rank} (--max-adapter-rank)")
 
     def _serve(self, read: _Read) -> str:
-        """Why it is not served, or ""."""
+        """Put an adapter beside the model; return why it is not served, or ""."""
         if read.adapter is None:
             return read.fault
         if len(self._nbytes) >= self._bounds.most:

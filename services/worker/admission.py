@@ -1,4 +1,4 @@
-"""From an ``AdmitRequest`` to a running request; everything that could hurt a step is refused here. Pure."""
+"""From an ``AdmitRequest`` to a running request; every order that could hurt a step is refused here. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.messages.worker_plans import AdmitRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What requests are measured against."""
+    """Bounds of the model and its pool that requests are checked against."""
 
     page_size: int
     pages: int
@@ -29,9 +29,9 @@ class ModelLimits:
 def admit(
     order: AdmitRequest, limits: ModelLimits, vocabulary: Vocabulary, *, admitted_ns: int
 ) -> tuple[RunningRequest, list[Growth]]:
-    """Return the request, and what the output tokens of its earlier attempts brought, one growth a token.
+    """Return the request, and the growth that each output token of its earlier attempts brought.
 
-    ``order`` says everything. Raises InvalidRequest when the order contradicts itself or the model; it would break a
+    ``order`` is self-contained. Raises InvalidRequest when the order contradicts itself or the model; it would break a
     step or, worse, make attention read KV that belongs to others.
     """
     tokens = np.frombuffer(order.tokens, dtype="<i4")

@@ -1,7 +1,7 @@
-"""Grammars that answers keep to, compiled and followed in threads of their own, beside the steps.
+"""Grammars of answers, compiled and followed in threads of their own, beside the steps.
 
-What an answer may go on with is a function of its grammar and its output tokens. So a request that is resumed, or
-begins again elsewhere, is fed the tokens of earlier attempts and goes on alike. A grammar is begun when its request is
+The tokens that may follow an answer are a function of its grammar and its output tokens. So a request that is resumed,
+or begins again elsewhere, is fed the tokens of earlier attempts and goes on alike. Compiling begins when the request is
 admitted, while the prompt is computed; after each token the mask of the next is computed while the model runs.
 """
 
@@ -25,16 +25,17 @@ from shared.messages.requests import Grammar
 _log = logs.get_logger("worker")
 
 COMPILED_KEPT = 64
-"""Grammars that are kept compiled, those used last."""
+"""Compiled grammars kept, the most recently used ones."""
 
 MASK_WAIT_S = 10.0
-"""A mask takes 10 ms at most, see ``shared.grammars``; one that is not there by then never comes."""
+"""Longest wait for a mask, which takes 10 ms at most (``shared.grammars``); a later one never comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """Tokens that may come next: bit ``t % 32`` of ``words[t // 32]`` int32 is token t; none where there is a
-    ``fault``.
+    """Tokens that may come next: bit ``t % 32`` of int32 ``words[t // 32]`` is token t.
+
+    ``words`` is empty where there is a ``fault``.
     """
 
     words: npt.NDArray[np.int32]
@@ -42,7 +43,7 @@ class NextTokens:
 
 
 _Results = Future[list[NextTokens]]
-"""Of answers that are followed together."""
+"""Masks of answers that are followed together."""
 
 
 class AnswerGrammar:
@@ -54,8 +55,10 @@ class AnswerGrammar:
         step: Callable[[Sequence[int]], tuple[_Results, int]],
         ahead: Callable[[Sequence[int]], _Results],
     ) -> None:
-        """``step`` takes tokens in, as soon as the grammars of all answers are followed; its result is at a place of
-        what comes of that. ``ahead`` gives what may come behind each of some tokens that may be none.
+        """Prepare; ``begun`` holds the first mask.
+
+        ``step`` takes tokens in once the grammars of all answers are followed; it returns the results of that and this
+        answer's place in them. ``ahead`` returns the masks behind each of some tokens that may not follow.
         """
         self._results, self._place, self._step, self._ahead = begun, 0, step, ahead
         self._looking: _Results | None = None
@@ -66,7 +69,7 @@ class AnswerGrammar:
         return self._results.done()
 
     def next_tokens(self) -> NextTokens:
-        """Return what may come next. Waits for it; raises InternalError where it never comes."""
+        """Return the tokens that may come next. Waits for them; raises InternalError where they never come."""
         return _awaited(self._results)[self._place]
 
     def look_ahead(self, tokens: Sequence[int]) -> None:
@@ -74,8 +77,9 @@ class AnswerGrammar:
         self._looking = self._ahead(tokens)
 
     def tokens_ahead(self) -> list[NextTokens]:
-        """Return what may come behind each of the tokens that were looked at last, up to the first that may not come
-        itself. Waits; raises InternalError where it never comes.
+        """Return the masks behind each of the tokens last given to :meth:`look_ahead`.
+
+        They end at the first token that is not allowed. Waits; raises InternalError where they never come.
         """
         return [] if self._looking is None else _awaited(self._looking)
 
@@ -86,7 +90,7 @@ class AnswerGrammar:
 
 
 class AnswerGrammars:
-    """Begins grammars. Used by the compute thread; it compiles in one thread and follows answers in another."""
+    """Compiles grammars in one thread and follows answers in another. Used by the compute thread."""
 
     def __init__(
         self,
@@ -98,15 +102,16 @@ class AnswerGrammars:
         compiling: Executor | None = None,
         following: Executor | None = None,
     ) -> None:
-        """``wake`` is called, from another thread, whenever a grammar that was begun is ready. The executors are
-        threads that start with the first grammar.
+        """Prepare; ``wake`` is called, from another thread, whenever a grammar is compiled.
+
+        The executors are threads that start with the first grammar.
         """
         self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
         self._eos_token_ids, self._wake = tuple(eos_token_ids), wake
         self._compiling, self._following = compiling, following
         self._accepted: list[tuple[_Follower, Sequence[int]]] = []
-        self._results: _Results = Future()  # Of those.
-        # Of the compiling thread.
+        self._results: _Results = Future()  # Results of following the accepted tokens.
+        # Used by the compiling thread only.
         self._tokens: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
@@ -120,7 +125,7 @@ class AnswerGrammars:
         return AnswerGrammar(begun, partial(self._accept, follower), partial(self._look_ahead, follower))
 
     def follow(self) -> None:
-        """Compute what may come after the tokens that answers have accepted in the step that is over."""
+        """Compute the masks behind the tokens that answers have accepted in the step that is over."""
         if self._accepted:
             # One piece of work, because each would make this thread wait for the interpreter's lock.
             self._follower_thread().submit(_follow, self._accepted, self._results)
@@ -131,7 +136,7 @@ class AnswerGrammars:
         return self._results, len(self._accepted) - 1
 
     def _look_ahead(self, follower: _Follower, tokens: Sequence[int]) -> _Results:
-        # Behind what the answer has accepted, which is followed in the same thread.
+        # Behind the tokens that the answer has accepted, which the same thread follows.
         return self._follower_thread().submit(follower.ahead, tokens)
 
     def _follower_thread(self) -> Executor:
@@ -139,13 +144,13 @@ class AnswerGrammars:
         return following
 
     def close(self) -> None:
-        """Give up what has not begun."""
+        """Cancel the work that has not begun."""
         for executor in (self._compiling, self._following):
             if executor is not None:
                 executor.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        """On the compiling thread. Raises InvalidRequest."""
+        """Return a new matcher of the grammar; runs on the compiling thread. Raises InvalidRequest."""
         if self._tokens is None:
             self._tokens = token_table(self._tokenizer_json(), self._vocab_size, self._eos_token_ids)
         key = (grammar.kind, grammar.text)
@@ -181,7 +186,7 @@ class _Follower:
         return self._next(self._matcher)
 
     def ahead(self, tokens: Sequence[int]) -> list[NextTokens]:
-        """See ``AnswerGrammar.tokens_ahead``; the answer stays where it is."""
+        """Return ``AnswerGrammar.tokens_ahead``; the answer's position does not change."""
         masks: list[NextTokens] = []
         if self._matcher is None:
             return masks

@@ -17,7 +17,7 @@ from shared.messages.worker_events import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one token brought. ``finish`` is None while the answer goes on."""
+    """Text, finish reason and matched stop of one token. ``finish`` is None while the answer goes on."""
 
     text: str
     finish: FinishReason | None = None
@@ -25,7 +25,7 @@ class Growth:
 
 
 class Answer:
-    """Output tokens of one request, of all its attempts, and the state of their text."""
+    """Output tokens of one request, over all its attempts, and the state of their text."""
 
     def __init__(
         self,
@@ -36,6 +36,11 @@ class Answer:
         eos_token_ids: Collection[int],
         stream: TokenStream,
     ) -> None:
+        """Begin without output tokens; ``stream``, which no other answer uses, turns them into text.
+
+        The answer ends at ``params.max_tokens`` tokens, or where it fills ``max_context`` tokens together with the
+        prompt; at least one token always fits. ``eos_token_ids`` are the model's own end-of-text tokens.
+        """
         self._params = params
         self._eos_token_ids = eos_token_ids
         self._stream = stream
@@ -47,7 +52,7 @@ class Answer:
         self.finish: FinishReason | None = None
 
     def replay(self, tokens: Iterable[int]) -> list[Growth]:
-        """Feed the tokens of earlier attempts, which the gateway has; up to the one that ends the answer, if any."""
+        """Feed the tokens of earlier attempts, which the gateway has, up to the one that ends the answer, if any."""
         growths: list[Growth] = []
         for token in tokens:
             growths.append(self.grow(token))
@@ -76,7 +81,7 @@ class Answer:
         return Growth(text, self.finish)
 
     def end(self, reason: FinishReason) -> str:
-        """End the answer for ``reason``; returns the text that was still withheld."""
+        """End the answer for ``reason``; return the text that was still withheld."""
         text = self._see(self._stream.finish(), len(self.tokens) - 1)
         self.finish = reason
         return text if self._matcher.matched is not None else text + self._matcher.flush()

@@ -1,4 +1,4 @@
-"""The worker's composition root: everything that one process consists of is made, joined and taken down here."""
+"""The worker's composition root: all parts of one process are made, joined and taken down here."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from shared.bus.protocol import Bus
 from shared.errors import TransportError
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle, Stopping
-from shared.membership import Membership, lists_worker
+from shared.membership import Membership, Readiness, lists_worker
 from shared.memory import reap, unlink_own
 from shared.memory.life import LifeSign
 from shared.messages.status import Degradation
@@ -89,7 +89,10 @@ _log = logs.get_logger("worker")
 def device_facts(
     config: WorkerConfig, choice: DeviceChoice, *, pool_tokens: int, max_context: int, memory_bytes: int
 ) -> DeviceFacts:
-    """Return what the cell learns of the device, which has a pool of ``pool_tokens`` tokens; 0 bytes on a CPU."""
+    """Return the device's announcement to the cell; its pool has ``pool_tokens`` tokens.
+
+    ``memory_bytes`` is 0 on a CPU.
+    """
     name = choice.name or this_machine().processor
     facts = DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
     if choice.kind == "cpu":
@@ -112,18 +115,19 @@ def _choose_mover(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Pa
         checks_on_device=runner.proofs.way(CHECKSUMS) != "on the host",
     )
     if isinstance(runner, GroupRunner):
-        # What the parts load from is divided among them in memory that no driver has pinned.
+        # Host pages are divided among the parts in memory that no driver has pinned.
         return PartsMover(runner.geometry, runner.parts.parts, partial(choose, default="batched"))
     return choose(runner.pool)
 
 
 def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStores | None:
-    """Return what copies pages for the storage's backups; None where the storage does it itself, as without such a
-    kernel.
+    """Return the copier of pages for the storage's backups.
+
+    None where the storage copies them itself, as without such a kernel.
     """
     if isinstance(runner, GroupRunner) or mover.name != "gpu_assisted":
         return None
-    # Only now: importing the kernel imports Triton.
+    # Imported here because the kernel imports Triton.
     from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 
     # Storing checks nothing, so kernels that may not have passed their proof are not tried here.
@@ -132,14 +136,12 @@ def make_stores(mover: PageMover, runner: ModelRunner | GroupRunner) -> HostStor
 
 
 def _pins(runner: ModelRunner | GroupRunner) -> CudaPins | None:
-    """Return what registers host memory with the driver; None on a CPU, and where that did not pass its proof."""
+    """Return the registration of host memory with the driver; None on a CPU, and where that did not pass its proof."""
     return None if runner.proofs.way(REGISTRATION) == "staged" else cuda_pins(runner.pool.device)
 
 
 def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads:
-    """Return what moves pages into the device pool of this worker. Raises ConfigError for a mover that cannot serve
-    it.
-    """
+    """Return the loads into this worker's device pool. Raises ConfigError for a mover that cannot serve it."""
     mover = _choose_mover(config, runner)
     return Loads(
         runner.geometry,
@@ -158,7 +160,7 @@ def make_loads(config: WorkerConfig, runner: ModelRunner | GroupRunner) -> Loads
 def make_saving(
     config: WorkerConfig, runner: ModelRunner | GroupRunner, projection: KvProjection | None
 ) -> HiddenSaving:
-    """Return what saves the hidden states of this worker's requests."""
+    """Return the saving of hidden states of this worker's requests."""
     return HiddenSaving(
         runner.pool,
         projection,
@@ -170,14 +172,11 @@ def make_saving(
 
 
 def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus) -> DiskReads | None:
-    """Return what reads parts of prefixes from the disk, for the running event loop; None where that is switched off,
-    for a group, since no rank sees the scores of all heads, and where pages do not hold K and V of all layers alike.
+    """Return the reads of parts of prefixes from the disk, for the running event loop.
 
-    Raises ConfigError when --sparse-buffer-bytes is too small for this model.
+    None where that is switched off, and where pages do not hold K and V of all layers alike, unrounded. Raises
+    ConfigError when --sparse-buffer-bytes is too small for this model.
     """
-    if isinstance(runner, GroupRunner):
-        _log.info("group_reads_no_parts", advice="parts of prefixes need a worker of one rank")
-        return None
     if not runner.pool.planes.is_identity:
         _log.info("worker_reads_no_parts", reason=f"pages hold {runner.pool.planes.contents}")
         return None
@@ -196,14 +195,14 @@ def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus
 
 
 def proposal_tokens(config: WorkerConfig, runner: Runner) -> int:
-    """Tokens of a proposal of prompt lookup; 0, with a line in the log, where this runner cannot have any."""
+    """Return the most tokens of a prompt-lookup proposal; 0, with a line in the log, where there can be none."""
     if runner.lookup_obstacle and config.prompt_lookup_tokens:
         _log.info("prompt_lookup_is_off", reason=runner.lookup_obstacle)
     return 0 if runner.lookup_obstacle else config.prompt_lookup_tokens
 
 
 def make_adapters(config: WorkerConfig, runner: Runner, inbox: Inbox) -> AdapterLoading:
-    """Return what loads LoRA adapters beside this worker's model, or the reason why there are none."""
+    """Return the loading of LoRA adapters beside this worker's model, or a stand-in with the reason for none."""
     if not isinstance(runner, ModelRunner):
         return NoAdapters("a tensor-parallel group serves no adapters yet")
     if runner.is_exact:
@@ -232,9 +231,11 @@ def make_executor(
     adapters: AdapterLoading | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> Executor:
-    """Return what the compute thread runs. ``post`` hands its reports on and must not block, ``rows`` bounds
-    passes, ``grammars`` are followed in threads by default. ``lookup_tokens`` bounds proposals of prompt lookup; 0:
-    there are none. Without ``adapters`` none are served.
+    """Return the executor that the compute thread runs.
+
+    ``post`` hands its reports on and must not block, ``rows`` bounds passes, ``grammars`` are followed in threads by
+    default. ``lookup_tokens`` bounds proposals of prompt lookup; 0: there are none. Without ``adapters`` none are
+    served.
     """
     adapters = adapters or NoAdapters("this worker serves no adapters")
     geometry = runner.geometry
@@ -300,12 +301,13 @@ def make_shell(
     spans: RequestSpans | None = None,
     rows: StepRows | None = None,
     degraded: Callable[[], Iterable[Degradation]] = tuple,
+    readiness: Readiness | None = None,
 ) -> WorkerShell:
     """Return a worker for the running event loop.
 
     Without ``projection`` nothing is restored from hidden states, without ``disk_reads`` no part of a prefix is read
-    from the disk. ``restoration`` is what the cell is told that restoring costs here. ``spans`` traces requests.
-    ``degraded`` is what this worker was asked for and lacks.
+    from the disk. ``restoration`` is the cost of restoring here, as announced to the cell. ``spans`` traces requests.
+    ``degraded`` lists features that were asked for and are missing here. ``readiness`` follows the cell's status.
     """
     worker_id, incarnation = identity.worker_id, identity.incarnation
     inbox, ending = Inbox(), Ending()
@@ -335,6 +337,7 @@ def make_shell(
         lambda status: lists_worker(status, worker_id, incarnation),
         lambda: ending.end(TransportError("the cell has given this incarnation up")),
         lambda: outbox.stored_seq,
+        readiness,
     )
     executor = make_executor(
         identity,
@@ -348,7 +351,8 @@ def make_shell(
             runner.pool,
             None if disk_reads is None else partial(DiskPrefix, reads=disk_reads),
             time.time_ns,
-            ImportanceSettings(config.importance_probe_heads, config.importance_alpha, config.speculation),
+            ImportanceSettings(config.importance_probe_heads, config.importance_alpha, config.prefetch_keys),
+            on_closed=runner.let_go_of_prefix if isinstance(runner, GroupRunner) else lambda prefix: None,
         ),
         restoring=Restoring(
             runner,
@@ -387,9 +391,10 @@ def make_shell(
 def _prove_restoring(
     config: WorkerConfig, runner: ModelRunner | GroupRunner
 ) -> tuple[KvProjection | None, RestorationCosts | None]:
-    """Return what restores KV from hidden states, and the cost that the cell learns; None where nothing does.
+    """Return the projection that restores KV from hidden states, and its cost for the cell.
 
-    The cell plans no restoration, and asks for no hidden states, at a worker that announces no costs.
+    None where neither is there. The cell plans no restoration, and asks for no hidden states, at a worker that
+    announces no costs.
     """
     profile = Path(config.profile) if config.profile else None
     with progress.phase("proving the restoration of KV"):
@@ -401,7 +406,7 @@ def _prove_restoring(
 
 
 async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | None = None) -> None:
-    """Load, join, work until told to stop, leave. Where no device was chosen yet, it is now."""
+    """Load, join, work until told to stop, leave. Chooses a device first if none was chosen yet."""
     if choice is None:
         choice = await asyncio.to_thread(choose, config)
     _log.info(
@@ -417,12 +422,13 @@ async def serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice | No
             with claimed(choice.uuids):
                 await _serve(config, life, choice, tracer)
         except Stopping:
-            unlink_own(config.shm_prefix)  # What the thread that is given up has made.
+            unlink_own(config.shm_prefix)  # Results of the loading thread when it is given up.
             raise
 
 
 async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tracer: Tracer | None) -> None:
-    metrics.serve(config.metrics_port, config.metrics_host)
+    readiness = Readiness()
+    metrics.serve(config.metrics_port, config.metrics_host, lambda: readiness.reason)
     reap(config.shm_prefix)
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
@@ -486,6 +492,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
                 spans=None if tracer is None else RequestSpans(tracer),
                 degraded=partial(shortfalls, config.id, loads.pools, unusable_profile, missing, rows, runner.proofs),
                 rows=rows,
+                readiness=readiness,
             )
             # From before the join until WorkerLeft is stored.
             with LifeSign.show(config.shm_prefix, "worker", config.id, identity.incarnation):

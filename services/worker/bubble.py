@@ -3,7 +3,7 @@
 When the chunks of a batch begin, attention at layer l waits for the load of layer l, and all the requests that
 decode beside them wait too. So the batch is held back while decode steps run, until what remains of the load would
 hardly stall it. A whole batch behind it that loads nothing may be computed meanwhile as well, where the scheduler
-allows that and what is left of the load takes longer than the batch. Every step of a bubble is a whole step of its
+allows that and the rest of the load takes longer than the batch. Every step of a bubble is a whole step of its
 own: tokens are those of any other order of steps, because sampling is a pure function of seed, position and logits.
 
 A bubble ends by itself: when the load has ended, when there is nothing to compute, or when a layer is overdue.
@@ -35,12 +35,12 @@ from shared.messages.worker_plans import (
 )
 
 SMOOTHING = 0.25
-"""Weight of the newest measurement in a mean that follows the machine's load within a few steps."""
+"""Weight of the newest measurement in a smoothed mean, which follows the machine's load within a few steps."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """What things take on this worker, ns, as smoothed means of what was measured; 0.0 is not known yet."""
+    """Measured times on this worker in ns, as smoothed means; 0.0 is not known yet."""
 
     row_ns: float = 0.0  # One row (token) of a step with chunks, without its stall.
     page_ns: float = 0.0  # Loading one page in one layer.
@@ -52,31 +52,32 @@ class Pace:
             self.row_ns = _smoothed(self.row_ns, took_ns / rows)
 
     def note_load(self, pages: int, layers: int, took_ns: int) -> None:
-        """Note a batch whose loads ended well."""
+        """Note a batch whose loads all succeeded."""
         if pages and took_ns > 0:
             self.page_ns = _smoothed(self.page_ns, took_ns / (pages * layers))
 
     def note_decode(self, took_ns: int) -> None:
-        """Note a step that decoded, and nothing else."""
+        """Note a step that only decoded."""
         if took_ns > 0:
             self.decode_ns = _smoothed(self.decode_ns, took_ns)
 
 
 @dataclass(slots=True)
 class Bubble:
-    """What one bubble held: the wall time of its decode steps and the tokens that they computed."""
+    """Contents of one bubble: the wall time of its decode steps and the tokens that they computed."""
 
     ns: int = 0
     tokens: int = 0
 
 
 class Transfer(Protocol):
-    """What is asked of ``kv.loads.BatchTransfer``."""
+    """The part of ``kv.loads.BatchTransfer`` that a bubble uses."""
 
     gate: LayerGate
 
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> Progress:
+        """How far the batch's loads are, at the time of the call."""
 
 
 def fill(
@@ -87,10 +88,10 @@ def fill(
     clock_ns: Callable[[], int],
     prefill: Callable[[float], bool] | None = None,
 ) -> Bubble:
-    """Compute other things until the batch's chunks, which have ``rows`` rows, should begin.
+    """Compute other work until the batch's chunks, which have ``rows`` rows, should begin.
 
-    ``decode`` is one step and returns how many tokens it computed. ``prefill`` runs another batch if one is there that
-    takes no longer than the given ns, and returns whether it did; it goes first.
+    ``decode`` runs one step and returns how many tokens it computed. ``prefill`` runs another batch if one is there
+    that takes no longer than the given ns, and returns whether it did; it goes first.
     """
     bubble = Bubble()
     while not should_start(progress := transfer.progress, rows, pace) and not transfer.gate.expire():
@@ -108,11 +109,11 @@ def fill(
 
 
 def should_start(progress: Progress, rows: int, pace: Pace) -> bool:
-    """Whether chunks of ``rows`` rows should be computed now rather than after another decode step.
+    """Return whether chunks of ``rows`` rows should be computed now rather than after another decode step.
 
-    They should when they would be stalled for no longer than a decode step takes: that step would delay them by
-    more than it saves, so the bound errs towards starting. After a failed load the pass would be thrown away;
-    then it is best to decode until nothing is being written any more.
+    They should when they would be stalled for no longer than a decode step takes: that step would delay them by more
+    than it saves, so the bound errs towards starting. After a failed load the pass would be thrown away; then it is
+    best to decode until nothing is being written any more.
     """
     if progress.has_ended:
         return True
@@ -120,12 +121,12 @@ def should_start(progress: Progress, rows: int, pace: Pace) -> bool:
 
 
 def stall_ns(progress: Progress, rows: int, pace: Pace) -> float:
-    """How long chunks of ``rows`` rows would wait at the gate if they began now, predicted.
+    """Predict how long chunks of ``rows`` rows would wait at the gate if they began now, in ns.
 
     The load goes on at the pace of its layers so far (before the first, at that of earlier loads), and computation
-    takes the same time in each layer. Layer l lands in ``(l + 1 - released) * load - since`` and is wanted in
-    ``l * compute``. The difference is linear in l, so it is greatest at the first or at the last layer that is
-    not there yet. Infinite while nothing is known of the load.
+    takes the same time in each layer. Layer l lands in ``(l + 1 - released) * load - since`` and is wanted in ``l *
+    compute``. The difference is linear in l, so it is greatest at the first or at the last layer that is not there yet.
+    Infinite while nothing is known of the load.
     """
     load = progress.released_after_ns / progress.released if progress.released else progress.pages * pace.page_ns
     if not load:
@@ -140,12 +141,12 @@ def stall_ns(progress: Progress, rows: int, pace: Pace) -> float:
 
 
 def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
-    """Whether an order behind ``batch`` may be carried out while the batch is still loading.
+    """Return whether an order behind ``batch`` may be carried out while the batch is still loading.
 
-    Pages are no obstacle: the scheduler gives a page to someone else only after its holder has answered, and
-    this batch has not. What is left is the order of what happens to one request, so orders for requests of the
-    batch wait for it. Another batch is a barrier unless it :func:`may_go_ahead`, and a host pool may not go while
-    loads read it. A promotion writes pages that no request has, behind the loads.
+    Pages are no obstacle: the scheduler gives a page to another request only after its holder has answered, and this
+    batch has not. What matters is the order of what happens to one request, so orders for requests of the batch wait
+    for it. Another batch is a barrier unless it :func:`may_go_ahead`, and a host pool may not be detached while loads
+    read it. A promotion writes pages that no request has, behind the loads.
     """
     match order:
         case AdmitRequest() | ExtendLease() | PreemptRequest() | AbortRequest():
@@ -159,10 +160,10 @@ def may_overtake(order: WorkerOrder, batch: RunBatch) -> bool:
 def may_go_ahead(
     order: WorkerOrder, batch: RunBatch, requests: Mapping[str, RunningRequest], loading: Collection[int]
 ) -> TypeGuard[RunBatch]:
-    """Whether an order behind ``batch`` is a batch that may be computed while that is still loading these pages.
+    """Return whether an order is a batch that may be computed while ``batch`` loads the ``loading`` pages.
 
     It may if it loads and restores nothing, and no chunk is of a request of the other batch or of one that stands on
-    what is being loaded.
+    the pages being loaded.
     """
     if not batch.bubble_prefill or not isinstance(order, RunBatch) or order.loads or order.restores:
         return False
@@ -173,13 +174,14 @@ def may_go_ahead(
 
 
 def fits(rows: int, room_ns: float, pace: Pace) -> bool:
-    """Whether a step of ``rows`` rows is predicted to end within ``room_ns``."""
+    """Return whether a step of ``rows`` rows is predicted to end within ``room_ns``."""
     return rows * pace.row_ns <= room_ns
 
 
 def standing_on(requests: Iterable[RunningRequest], loading: Collection[int]) -> frozenset[str]:
-    """Ids of decoding requests that have a page that is being loaded in their table: a plan that contradicts
-    itself, and no reason to read a page that is half written.
+    """Return the ids of decoding requests whose page table has a page that is being loaded.
+
+    Such a plan contradicts itself, and is no reason to read a page that is half written.
     """
     held = _packed(loading)
     return frozenset(each.request_id for each in requests if each.is_decoding and _stands_on(each, held))

@@ -1,5 +1,7 @@
-"""What is wrong with a worker's settings that their types do not show. Run before PyTorch is imported, and by
-``thermocline up`` before anything is started. What only the model itself can show, the model's loading refuses.
+"""Checks of a worker's settings that their types cannot make.
+
+Run before PyTorch is imported, and by ``thermocline up`` before anything is started. Faults that only the model itself
+shows are found when it is loaded.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from services.worker.config import WorkerConfig
 from shared import library_versions
 from shared.errors import ConfigError, OperatorError
 from shared.model_folder import check_model
-from shared.quantisation import quantisation
 
 _CUDA_LIBRARIES = ("libcuda.so.1", "libcuda.so")
 
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""What a configuration must name itself, since its class may have another default than a reader would guess."""
+"""Fields that a configuration must have itself, since its class may have an unexpected default."""
 
 
 def check(config: WorkerConfig) -> None:
-    """Check the settings. Raises ConfigError with every fault. Reads the model's small files and asks the driver for
-    GPUs.
+    """Check the settings; read the model's small files and ask the driver for GPUs.
+
+    Raises ConfigError with every fault.
     """
     faults = list(_faults(config))
     if faults:
@@ -47,9 +49,6 @@ def _faults(config: WorkerConfig) -> Iterator[str]:
         yield error.message
     else:
         yield from _division_faults(described, config.tensor_parallel)
-        method = quantisation(described)
-        if method is not None and config.tensor_parallel > 1:
-            yield f"--tensor-parallel {config.tensor_parallel}: ranks read no weights that are quantised with {method}"
 
 
 def _division_faults(described: Mapping[str, Any], ranks: int) -> Iterator[str]:
@@ -64,7 +63,7 @@ def _division_faults(described: Mapping[str, Any], ranks: int) -> Iterator[str]:
 
 
 def driver_shows_gpus(nodes: Path = Path("/dev")) -> bool:
-    """Whether NVIDIA's driver shows devices, whose names end with a number. It says nothing of their use."""
+    """Return whether NVIDIA's driver shows devices, whose names end with a number; they may still be unusable."""
     return any(path.name.removeprefix("nvidia").isdigit() for path in nodes.glob("nvidia[0-9]*"))
 
 

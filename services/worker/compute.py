@@ -1,9 +1,9 @@
-"""One forward pass over some work, and what to do when it fails.
+"""One forward pass over some work, and the repeats when it fails.
 
-A forward pass may be repeated at will: it writes the same values to the same slots, and sampling is a pure
-function of (seed, output position, logits). Where layers carry a state a pass overwrites what it began with, so the
-next one begins with the page that its row is in (``engine.states.running``). So tokens come only from a pass in which
-everything was right:
+A forward pass may be repeated at will: it writes the same values to the same slots, and sampling is a pure function of
+(seed, output position, logits). Where layers carry a state a pass overwrites the state it began with, so the next one
+begins with the page that its row is in (``engine.states.running``). So tokens come only from a pass in which everything
+was right:
 
 1. all work together, loads running beside it;
 2. if loads failed, again without the requests that they belong to;
@@ -33,6 +33,7 @@ from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.kv.settled import raise_if_failed
 from services.worker.parallel.group_lost import GroupLost
+from services.worker.parallel.group_runner import GroupRunner
 from services.worker.requests import RunningRequest
 from services.worker.restore.first_layers import PassRunner
 from services.worker.sparse_prefixes import SparsePrefixes
@@ -52,33 +53,35 @@ class Launcher(Protocol):
     def launch(
         self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
     ) -> UnreadTokens:
-        """One step of single rows, int64 [R] each, whose tokens the device chooses (``sampler.choose_unread``).
-        The host reads nothing. Raises whatever the model raises; what was launched until then is not awaited.
+        """Launch a step of single rows, int64 [R] each, whose tokens the device chooses (``sampler.choose_unread``).
+
+        The host reads nothing. Raises whatever the model raises; work launched until then is not awaited.
         """
 
 
 class Runner(PassRunner, Protocol):
-    """What is asked of ``engine.model_runner.ModelRunner``."""
+    """The part of ``engine.model_runner.ModelRunner`` that computing steps needs."""
 
     max_context: int
     vocab_size: int
-    model_bytes: int  # Of all weights, which a step on a CPU reads.
+    model_bytes: int  # Size of all weights, which a step on a CPU reads.
     eos_token_ids: tuple[int, ...]
 
     @property
-    def attention(self) -> AttentionBackend: ...
+    def attention(self) -> AttentionBackend:
+        """The attention backend of forward passes."""
 
     @property
     def mixes_adapters(self) -> bool:
-        """Whether rows of LoRA adapters may share a pass with the base model's, whose bits stay what they are."""
+        """Whether rows of LoRA adapters may share a pass with the base model's without changing the latter's bits."""
 
     @property
     def launcher(self) -> Launcher | None:
-        """None where the host chooses the tokens of a step before there can be a next one."""
+        """The launcher of steps; None where the host chooses the tokens of a step before there can be a next one."""
 
     @property
     def state_slots(self) -> StateSlots:
-        """Where passes begin, of a model whose layers carry states; made anew for each who asks."""
+        """Slots with which passes begin, for a model whose layers carry states; a new object at each access."""
 
     @property
     def lookup_obstacle(self) -> str:
@@ -90,17 +93,23 @@ class Runner(PassRunner, Protocol):
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute one pass over ``ids`` and ``positions``, int64 [T]; write its KV to the pool.
+
+        Return the logits of ``last_rows`` (int64 [R]), float32 [R, vocab].
+        """
 
     def settle(self) -> None:
-        """Return when the pool holds what all steps so far have written. Raises what their kernels raised."""
+        """Return when the pool holds the KV of all steps so far. Raises what their kernels raised."""
 
 
 @dataclass(slots=True)
 class Computed:
-    """Work that was computed. ``sampled`` are the tokens that it gave, in order: none where the chunk does not end its
-    request's tokens, and where the request's grammar is not compiled yet: ``held_logits`` float32 [vocab] are what its
-    token is chosen from then. Several where proposals were right.
+    """Work that was computed.
+
+    ``sampled`` are the tokens that it gave, in order, several where proposals were right. It is empty where the chunk
+    does not end its request's tokens, and where the request's grammar is not compiled yet: its token is chosen later
+    from ``held_logits``, float32 [vocab].
     """
 
     work: Work
@@ -115,37 +124,41 @@ class Computed:
 
 
 class StepComputer:
-    """Runs work on a model."""
+    """Runs steps of work on a model."""
 
     def __init__(
         self,
         runner: Runner,
         sparse: SparsePrefixes,
         *,
-        logits_bytes: int = LOGITS_BYTES,
         rows: StepRows | None = None,
     ) -> None:
-        """``sparse`` knows the sparse prefixes of the requests that are computed, ``rows`` bounds their passes."""
+        """Prepare.
+
+        ``sparse`` knows the sparse prefixes of the requests that are computed, ``rows`` bounds their passes.
+        """
         self._rows, self._states = rows or StepRows(), runner.state_slots
         self._runner, self._sparse = runner, sparse
         self._tables = TablesAhead(runner.geometry.page_size, runner.pool.device)
-        self._slice_rows = max(1, logits_bytes // (4 * runner.vocab_size))
+        self._slice_rows = max(1, LOGITS_BYTES // (4 * runner.vocab_size))
 
     def compute(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep = NOT_SAVED) -> list[Computed]:
-        """All of ``work`` in one pass, or in several where the device has no room for one, which ``saved`` is told of.
-        When this returns its KV is in the pool, for every reader. Raises whatever the model, the sampler or the gate
-        raises, and SelectionFailed for a sparse prefix; what was launched until then is not awaited.
+        """Compute all of ``work`` in one pass, or in several where the device has no room for one.
+
+        ``saved`` wraps each pass. When this returns the KV is in the pool, for every reader. Raises whatever the model,
+        the sampler or the gate raises, and SelectionFailed for a sparse prefix; work launched until then is not
+        awaited.
         """
         computed = self._launch(work, gate, saved)
         self._runner.settle()
         return computed
 
     def settle(self) -> None:
-        """Return when nothing that a pass has launched writes to the pool any more. Raises what that work raised."""
+        """Return when no launched pass writes to the pool any more. Raises what that work raised."""
         self._runner.settle()
 
     def shrink(self, work: Sequence[Work]) -> bool:
-        """Take less at once from now on than what ``work`` came to; False where that is one row already."""
+        """Bound later passes below the size of ``work``; return False where that is one row already."""
         return self._rows.shrink(sum(item.rows for item in work))
 
     def _launch(self, work: Sequence[Work], gate: LayerGate | None, saved: SavedStep) -> list[Computed]:
@@ -158,8 +171,9 @@ class StepComputer:
         return computed
 
     def _mixtures(self, work: Sequence[Work]) -> list[Sequence[int]]:
-        """Places of ``work`` that may be computed together: all, or where the base model's rows would take another way
-        beside those of adapters, these and those.
+        """Return the places of ``work`` that may be computed together.
+
+        All of them, or two lists where the base model's rows would be computed in another way beside those of adapters.
         """
         adapted = [place for place, item in enumerate(work) if item.request.adapter]
         if not 0 < len(adapted) < len(work) or self._runner.mixes_adapters:
@@ -169,7 +183,7 @@ class StepComputer:
     def _launch_together(
         self, computed: Sequence[Computed], last_pieces: Sequence[Work], gate: LayerGate | None, saved: SavedStep
     ) -> None:
-        """One pass over the last piece of each work, which gives it its token and logprobs."""
+        """Launch one pass over the last piece of each work; give each its token and logprobs."""
         wanted = [[*_prompt_rows(piece), *_sampled_rows(piece)] for piece in last_pieces]
         for one in computed:
             if one.work.proposed and one.work.request.grammar is not None:
@@ -201,11 +215,10 @@ class StepComputer:
                 one.sampled = _accepted(one.work.proposed, list(itertools.islice(drawn, len(own))))
 
     def launch(self, work: Sequence[Work], after: Following | None) -> UnreadTokens | None:
-        """One step of ``work``, behind the step whose tokens it goes on from; None: the host knows them. It is not
-        awaited. Raises whatever the model raises.
+        """Launch one step of ``work`` behind the step ``after``, whose tokens it continues; None: the host knows them.
 
-        None where a step has to be read before the next: it does not only decode, has more rows than a pass, or the
-        host has a part in choosing its tokens.
+        The step is not awaited. Raises whatever the model raises. Returns None where a step has to be read before the
+        next: it does not only decode, has more rows than a pass, or the host has a part in choosing its tokens.
         """
         launcher = self._runner.launcher
         if launcher is None or not 0 < len(work) == self._rows.at_most(len(work)):
@@ -226,7 +239,7 @@ class StepComputer:
     def isolate(
         self, work: Sequence[Work], saved: SavedStep = NOT_SAVED
     ) -> tuple[list[Computed], list[tuple[Work, Exception]]]:
-        """Each work alone: what could be computed, and what could not and why.
+        """Compute each work alone; return what could be computed, and what could not with the reason.
 
         Raises GroupLost and DeviceFailed, which are no work's fault, and nothing else.
         """
@@ -262,7 +275,7 @@ class StepComputer:
     def _forward(
         self, work: Sequence[Work], wanted: Sequence[Sequence[int]], gate: LayerGate | None, saved: SavedStep
     ) -> torch.Tensor:
-        """Logits of the rows ``wanted[i]`` (relative to work i), float32 [R, vocab]."""
+        """Return logits of the rows ``wanted[i]`` (relative to work i), float32 [R, vocab]."""
         ids: list[int] = []
         positions: list[int] = []
         last_rows: list[int] = []
@@ -277,6 +290,8 @@ class StepComputer:
         prefixes = self._sparse.needed_by(work)
         tensors = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, last_rows)]
         with saved.around(work, meta):
+            if prefixes and isinstance(self._runner, GroupRunner):
+                return self._runner.forward_in_part(tensors[0], tensors[1], meta, tensors[2], prefixes)
             if not prefixes:
                 logits = self._runner.forward(tensors[0], tensors[1], meta, tensors[2])
                 self._states.reached((_key(item), item.end) for item in work)
@@ -306,8 +321,9 @@ class StepComputer:
         return [one for one, _ in ready]
 
     def _sample_rows(self, work: Work) -> list[SampleRow]:
-        """Return what a token is chosen from, for the row of ``work`` that samples and for those of its proposals, each
-        as if all proposals before it were right. Behind a token that its grammar does not allow there is none.
+        """Return the sampling input for the row of ``work`` that samples and for those of its proposals.
+
+        Each is as if all proposals before it were right. Behind a token that its grammar does not allow there is none.
         """
         grammar, proposed = work.request.grammar, work.proposed
         if grammar is None:
@@ -316,7 +332,7 @@ class StepComputer:
         return [self._sample_row(work, mask, proposed[:right]) for right, mask in enumerate(masks)]
 
     def _sample_row(self, work: Work, following: NextTokens | None, right: tuple[int, ...] = ()) -> SampleRow:
-        """``following``: what the request's grammar allows behind its tokens and those of ``right``."""
+        """Return the sampling input of one row; ``following`` masks the tokens behind the request's and ``right``."""
         request = work.request
         position = len(request.answer.tokens) + len(right)
         if not work.is_chunk:
@@ -345,16 +361,19 @@ def _key(work: Work) -> Key:
 
 
 def _must_hold(work: Work) -> bool:
-    """Whether the token of a chunk has to wait for its grammar. Later masks are awaited, which takes no longer than a
-    step.
+    """Return whether the token of a chunk has to wait for its grammar.
+
+    Later masks are awaited, which takes no longer than a step.
     """
     grammar = work.request.grammar
     return work.is_chunk and grammar is not None and not grammar.is_ready
 
 
 def _segments(work: Work, start: int, slot: int) -> list[Segment]:
-    """Tokens of ``work`` from ``start`` on, whose states are in ``slot``. Rows of proposals are segments of their own:
-    what a row computes depends on its kernel in the last bits, and single rows have that of decoding.
+    """Return the segments of ``work`` from token ``start`` on, whose states are in ``slot``.
+
+    Rows of proposals are segments of their own: the last bits of a row depend on its kernel, and single rows have that
+    of decoding.
     """
     pages, adapter = work.request.pages, work.request.adapter
     if not work.proposed:
@@ -363,33 +382,34 @@ def _segments(work: Work, start: int, slot: int) -> list[Segment]:
 
 
 def _sampled_rows(work: Work) -> range:
-    """Rows of ``work``, from its first one on, whose logits a token is chosen from."""
+    """Return the rows of ``work``, counted from its first, from whose logits a token is chosen."""
     return range(work.rows - 1 - len(work.proposed), work.rows) if work.samples else range(0)
 
 
 def _accepted(proposed: Sequence[int], drawn: Sequence[Sampled]) -> tuple[Sampled, ...]:
-    """Return the tokens of ``drawn`` up to the first that is not the one proposed, with it: those behind it were chosen
-    from text that was not accepted.
+    """Return the tokens of ``drawn`` up to and including the first that differs from the one proposed.
+
+    Those behind it were chosen from text that was not accepted.
     """
     right = itertools.takewhile(lambda pair: pair[0] == pair[1].token, zip(proposed, drawn, strict=False))
     return tuple(drawn[: sum(1 for _ in right) + 1])
 
 
 def _is_ordinary(work: Work) -> bool:
-    """Whether it is computed in the ordinary order alone, whatever tokens its request chooses."""
+    """Return whether the work must be computed in the ordinary order, whatever tokens its request chooses."""
     request = work.request
     return bool(work.is_chunk or request.grammar or request.sparse or request.adapter)
 
 
 def _prompt_rows(work: Work) -> range:
-    """Rows of ``work`` that predict a token of the caller's prompt, if their logprobs are wanted."""
+    """Return the rows of ``work`` that predict a token of the caller's prompt, if their logprobs are wanted."""
     if not work.is_chunk or not work.request.wants_prompt_logprobs:
         return range(0)
     return range(max(0, min(work.end, work.request.prompt_tokens - 1) - work.start))
 
 
 def _score(work: Work, logits: torch.Tensor) -> dict[int, TokenLogprob]:
-    """Logprobs of the prompt tokens after the first rows of ``work``, by prompt position."""
+    """Return logprobs of the prompt tokens after the first rows of ``work``, by prompt position."""
     request = work.request
     first = work.start + 1
     tokens = request.tokens[first : first + len(logits)]

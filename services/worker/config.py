@@ -39,7 +39,8 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         Doc(description="type of weights and KV; auto is the checkpoint's own"),
     ] = "auto"
     cpu_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], Doc(description="what --dtype auto is on a CPU")
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Doc(description="the type that --dtype auto stands for on a CPU"),
     ] = "auto"
     kv_dtype: Annotated[
         KvDtype,
@@ -156,10 +157,9 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
         float,
         Doc(description="how alike probe heads must be to choose for all; 0: every head chooses, which is H2O", ge=0),
     ] = 0.6
-    speculation: Annotated[
-        Literal["auto", "off"],
-        Doc(description="auto reads ahead of sparse prefixes what the next layer may want, where that pays; off never"),
-    ] = "auto"
+    prefetch_keys: Annotated[
+        bool, Doc(description="prefetch the keys by which the next layer of a sparse prefix chooses")
+    ] = True
     max_adapters: Annotated[int, Doc(description="LoRA adapters loaded at once; 0: none", ge=0)] = 16
     max_adapter_rank: Annotated[int, Doc(description="highest rank of an adapter that is loaded", ge=1, le=512)] = 64
     adapter_bytes: Annotated[int, Doc(description="memory on the model's device for adapters, as float32", ge=1)] = (
@@ -172,7 +172,8 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     drain_timeout_ms: Annotated[
         int,
         Doc(
-            description="time after SIGTERM for running requests and hot prefixes to get to other places; 0: none", ge=0
+            description="time after SIGTERM to end requests, or resume them and copy hot prefixes elsewhere; 0: none",
+            ge=0,
         ),
     ] = 25_000
     stop_timeout_ms: Annotated[int, Doc(description="longest wait for the last step when stopping", ge=1)] = 30_000
@@ -186,6 +187,7 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
     )
 
     def __post_init__(self) -> None:
+        """Raise ValueError, with every fault, for invalid names and for settings that contradict one another."""
         faults = self.broker_faults()
         if self.id and not is_valid_name(self.id):
             faults.append(f"--id {self.id!r}: letters, digits, - and _ only, at most 64")
@@ -212,10 +214,11 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
 
     @property
     def node_name(self) -> str:
+        """Name of this worker's machine: ``node``, or by default the host name."""
         return self.node or node_name()
 
     def dtype_on(self, kind: Literal["cpu", "cuda"]) -> str:
-        """Return the type of weights and KV there; "auto" is the checkpoint's own."""
+        """Return the type of weights and KV on this kind of device; "auto" is the checkpoint's own."""
         return self.cpu_dtype if self.dtype == "auto" and kind == "cpu" else self.dtype
 
     @property
@@ -227,5 +230,5 @@ class WorkerConfig(BrokerSettings, frozen=True, kw_only=True):
 
     @property
     def model_dir(self) -> Path:
-        """Raises ConfigError where there is no such folder."""
+        """The checkpoint's folder. Raises ConfigError where there is none."""
         return find_model(self.model)

@@ -1,4 +1,4 @@
-"""What one incarnation has done so far; answered by ``rpc.worker.<id>.inventory``."""
+"""Counts of one incarnation's work, for ``rpc.worker.<id>.inventory``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Monotonic. Written by the compute thread, read by the event loop."""
+    """Monotonic counts. Written by the compute thread, read by the event loop."""
 
     steps: int = 0
     steps_repeated: int = 0  # Passes thrown away because a load or the computation failed.
     batches: int = 0
     prefill_tokens_computed: int = 0
     decode_tokens: int = 0
-    tokens_proposed: int = 0  # By prompt lookup, to be verified in a decode step.
-    tokens_accepted: int = 0  # Of these, those that the model chose.
+    tokens_proposed: int = 0  # Proposed by prompt lookup, to be verified in a decode step.
+    tokens_accepted: int = 0  # Proposed tokens that the model chose.
     requests_admitted: int = 0
     requests_refused: int = 0
     texts_missing: int = 0  # Admissions that referred to a text which was not kept.
@@ -28,24 +28,25 @@ class Counters:
     load_bytes: int = 0
     loads_failed: int = 0
     compute_failures: int = 0
-    bubble_us: int = 0  # Decoded while a batch was only loading.
+    bubble_us: int = 0  # Time of decode steps while a batch was only loading.
     bubble_tokens: int = 0
-    load_stall_us: int = 0  # Computation waited for a load.
-    tokens_restored: int = 0  # Their KV came back from hidden pages.
+    load_stall_us: int = 0  # Time in which computation waited for a load.
+    tokens_restored: int = 0  # Tokens whose KV was restored from hidden pages.
     restore_us: int = 0
-    restores_refused: int = 0  # Their hidden pages were not what was saved, or could not be used.
+    restores_refused: int = 0  # Hidden pages failed verification, or could not be used.
     sparse_prefixes_loaded: int = 0
-    sparse_prefixes_refused: int = 0  # They could not be read.
+    sparse_prefixes_refused: int = 0  # Prefixes that could not be read.
     sparse_disk_bytes: int = 0
-    sparse_read_us: int = 0  # Computation waited for it.
-    sparse_layers_fallen_back: int = 0  # Their probe heads disagreed, so that all keys were read.
+    sparse_read_us: int = 0  # Time in which computation waited for sparse prefixes.
+    sparse_layers_fallen_back: int = 0  # Probe heads disagreed, so that all keys were read.
     promotions_done: int = 0
     promotions_failed: int = 0
     pages_promoted: int = 0
     hidden_rows_taken: int = 0  # Tokens whose hidden states were taken down within their step.
     hidden_chunks_saved: int = 0
     hidden_ring_full: int = 0  # Sequences saved no further because the ring had no room.
-    hidden_lease_full: int = 0  # The same: their lease had no pages for one more chunk.
+    hidden_lease_full: int = 0  # Sequences saved no further because their lease had no pages.
 
     def as_dict(self) -> dict[str, int]:
+        """Return all counts by field name."""
         return asdict(self)

@@ -42,7 +42,7 @@ def count_step(counters: Counters, outcome: Outcome) -> None:
 
 
 def count_repeat(counters: Counters) -> None:
-    """Count a pass that was thrown away."""
+    """Count a pass that was thrown away and repeated."""
     counters.steps_repeated += 1
     metrics.STEPS_REPEATED.inc()
 
@@ -81,8 +81,6 @@ def _count_sparse(counters: Counters, loaded: LoadedPrefix) -> None:
     metrics.SPARSE_FALLBACKS.inc(prefix.layers_fallen_back)
     metrics.SPARSE_STALL_SECONDS.inc(loaded.prefix.stall_s)
     metrics.NEEDED_BYTES.inc(sum(outcome.needed_bytes for outcome in outcomes))
-    metrics.HIT_BYTES.inc(sum(outcome.hit_bytes for outcome in outcomes))
-    metrics.WASTED_BYTES.inc(sum(outcome.wasted_bytes for outcome in outcomes))
 
 
 def count_saving(counters: Counters, saving: SavingCounts) -> None:

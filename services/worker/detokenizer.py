@@ -38,13 +38,14 @@ class TokenStream(Protocol):
         """Return the text that ``token`` completes; may be empty."""
 
     def finish(self) -> str:
-        """Return what is still withheld, with U+FFFD for bytes that are no character."""
+        """Return the withheld text, with U+FFFD for bytes that are no character."""
 
 
 class Vocabulary:
-    """What all answers share: the decoder's kind and a cache of each token's piece."""
+    """The tokenizer that all answers share: the decoder's kind and a cache of each token's piece."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Find out how the decoder of ``tokenizer`` joins tokens; :meth:`from_directory` loads that of a checkpoint."""
         self._tokenizer = tokenizer
         self._special = frozenset(
             number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -60,7 +61,7 @@ class Vocabulary:
 
     @classmethod
     def from_directory(cls, model_dir: Path) -> Vocabulary:
-        """Load the checkpoint's tokenizer. Raises UnsupportedModel when it has none that is fast."""
+        """Load the checkpoint's tokenizer. Raises UnsupportedModel without a usable fast one."""
         try:
             loaded = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
             backend = loaded.backend_tokenizer
@@ -83,7 +84,7 @@ class Vocabulary:
         return _WindowStream(self._decode, hidden)
 
     def _piece(self, token: int) -> str | None:
-        """Return the vocabulary's piece; None for a number that has no token, which decodes to nothing."""
+        """Return the vocabulary's piece; None for a number without a token, which decodes to nothing."""
         if token not in self._pieces:
             self._pieces[token] = self._tokenizer.id_to_token(token)
         return self._pieces[token]
@@ -125,7 +126,7 @@ class _Chain:
         self.before: list[tuple[str, str]] = []  # Replacements in the token.
         self.byte_fallback = False
         self.after: list[tuple[str, str]] = []  # Replacements in the text.
-        self.strip = ("", 0)  # Character and how many of them go from the beginning of the text.
+        self.strip = ("", 0)  # A character, and how many of it are removed from the beginning of the text.
         self.metaspace: str | None = None
         self.drops_first = False  # Metaspace: the first token loses its markers.
 

@@ -1,7 +1,7 @@
-"""What a device takes at once where no setting says so: tokens of a prefill batch, and requests. Arithmetic only.
+"""Default bounds of a device: tokens of a prefill batch, and concurrent requests. Arithmetic only.
 
-Larger batches use a device better, and cost memory for activations and time until others have their turn. The sizes are
-chosen; how many streams a CPU takes was measured (``bench.many_streams``).
+Larger batches use a device better, but cost memory for activations and delay other requests. The sizes are chosen; how
+many streams a CPU takes was measured (``bench.many_streams``).
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from shared.messages.cell_events import CellConfig
 
 GIB = 2**30
 LIKELY_TOKENS = 512
-"""Of a request with its answer: so many of these as the pool holds run at once."""
+"""Assumed size of a request with its answer; the pool's size divided by it is the number that runs at once."""
 
 LEAST_RUNNING, MOST_RUNNING = 16, 256
 """The most is also the number of rows whose logits are counted when the pool is sized (``gpu_room.RoomWish.rows``)."""
 
 
 CPU_LEAST_RUNNING = CellConfig().max_running
-"""Of a CPU, whose small pools preempt rather than let anybody wait."""
+"""Lower bound on a CPU, whose small pools preempt requests rather than let them wait."""
 
 
 def batch_tokens(device_bytes: int) -> int:
-    """Tokens of the largest prefill on a device of so much memory. A card that is sold as 24 or 80 GB has somewhat less
-    than so many GiB, so the steps are below that; 0 bytes stand for a CPU.
+    """Return the tokens of the largest prefill on a device with this much memory; 0 bytes stand for a CPU.
+
+    A card that is sold as 24 or 80 GB has somewhat fewer GiB, so the steps are below those sizes.
     """
     if device_bytes >= 60 * GIB:
         return 8192
@@ -30,5 +31,5 @@ def batch_tokens(device_bytes: int) -> int:
 
 
 def most_running(pool_tokens: int, max_context: int, least: int = LEAST_RUNNING) -> int:
-    """Return the requests at once over a pool of so many tokens: as many likely ones as it holds, within bounds."""
+    """Return the number of concurrent requests over a pool of so many tokens: as many likely ones as fit, bounded."""
     return max(least, min(MOST_RUNNING, pool_tokens // max(1, min(LIKELY_TOKENS, max_context))))

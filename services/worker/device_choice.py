@@ -1,4 +1,4 @@
-"""Where a worker's model runs: what ``--device`` comes to on this machine. Pure, over :class:`Gpus`."""
+"""The device of a worker's model: how ``--device`` resolves on this machine. Pure, over :class:`Gpus`."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ class Gpus(Protocol):
 
     @property
     def absence(self) -> str:
-        """Why there are none."""
+        """Why there are no GPUs for torch."""
         ...
 
     @property
     def are_installed(self) -> bool:
-        """Whether the machine has some, whatever torch says."""
+        """Whether the machine has GPUs, even if torch cannot use them."""
         ...
 
     @property
     def mig_instances(self) -> int:
-        """Instances of partitioned GPUs (MIG) that CUDA_VISIBLE_DEVICES names; CUDA shows a process the first alone."""
+        """Instances of partitioned GPUs (MIG) that CUDA_VISIBLE_DEVICES names; CUDA shows a process only the first."""
         ...
 
-    def name(self, index: int) -> str: ...
+    def name(self, index: int) -> str:
+        """Return the GPU's product name, for messages."""
 
     def uuid(self, index: int) -> str:
-        """Return its name in every process."""
+        """Return the GPU's UUID, which names it in every process."""
         ...
 
     def fault(self, index: int) -> str:
-        """Why computing on one fails, or ""."""
+        """Return why computing on a GPU fails, or ""."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """``first_gpu`` is the first of the GPUs that the worker's ranks take. ``note`` says why a GPU that is there is not
-    used, and ``uuids`` name the GPUs that are.
+    """The device of a worker. ``first_gpu`` is the first of the GPUs that its ranks take.
+
+    ``note`` says why a GPU that is there is not used, and ``uuids`` name the GPUs that are used.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -58,7 +60,7 @@ class DeviceChoice:
 
     @property
     def device(self) -> str:
-        """As torch has it."""
+        """The device as torch names it."""
         return self.kind if self.kind == "cpu" else f"cuda:{self.first_gpu}"
 
 
@@ -84,7 +86,7 @@ def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 
         raise ConfigError(_too_few(gpus.count, needed, first_gpu, ranks, workers))
     for index in range(first_gpu, first_gpu + ranks):
         fault = gpus.fault(index)
-        # Workers of one cell compute alike: one that fell back by itself would serve beside others on GPUs.
+        # Workers of one cell compute alike, so none falls back to a CPU beside others on GPUs.
         if fault and (asked == "cuda" or workers > 1):
             raise ConfigError(
                 f"--device {asked}: GPU {index} ({gpus.name(index)}) cannot be used: {fault}; choose --device cpu, or "
@@ -99,7 +101,10 @@ def choose_device(asked: Asked, gpus: Gpus, *, first_gpu: int = 0, ranks: int = 
 
 
 def _too_few_instances(needed: int, named: int) -> str:
-    """Memory of an instance cannot be mapped by a process that has another, so a storage serves workers of one."""
+    """Return the error for too few MIG instances.
+
+    Memory of an instance cannot be mapped by a process that has another, so a storage serves workers of one.
+    """
     return (
         f"{needed} GPUs are needed, and CUDA_VISIBLE_DEVICES names {named} MIG instances, and CUDA shows a "
         "process one: start a cell of one worker for each, with that instance alone in CUDA_VISIBLE_DEVICES, and "

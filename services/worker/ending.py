@@ -1,4 +1,4 @@
-"""Why an incarnation ends, whichever of its parts finds that out."""
+"""The reason why an incarnation ends, reported by any of its parts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 
 
 class Ending:
-    """Owned by the event loop."""
+    """Holds the first reason to end this incarnation. Owned by the event loop."""
 
     def __init__(self) -> None:
+        """Begin without a reason."""
         self._reason: Exception | None = None
         self._is_given = asyncio.Event()
 

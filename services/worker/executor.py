@@ -53,7 +53,7 @@ from shared.messages.worker_plans import (
 
 
 class Executor:
-    """What a step touches, moved on by one thread. ``post`` hands a report to the event loop and must not block."""
+    """Carries out orders and runs steps, in one thread. ``post`` hands reports to the event loop and must not block."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Executor:
         post: Callable[[Report], None],
         clock_ns: Callable[[], int],
     ) -> None:
-        """``geometry`` is the device pool's; without ``lookup`` a decode step brings one token a request."""
+        """Prepare; ``geometry`` is the device pool's; without ``lookup`` a decode step brings one token a request."""
         self.inbox = inbox
         self.counters = counters
-        self.last_executed = 0  # Number of the last plan that is done.
+        self.last_executed = 0  # Number of the last completed plan.
         self._roster, self._passes, self._results, self._ahead = roster, passes, results, ahead
         self._loads, self._saving, self._sparse, self._restoring = loads, saving, sparse, restoring
         self._reporter, self._pace, self._geometry = reporter, pace, geometry
@@ -93,11 +93,11 @@ class Executor:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Requests known now; may be called from another thread."""
+        """Ids of the requests known now; safe from another thread."""
         return tuple(self._roster.requests.copy())
 
     def run(self) -> None:
-        """Until the inbox is closed: step while there is work, sleep while there is none."""
+        """Step while there is work and sleep while there is none, until the inbox is closed."""
         try:
             while not self.inbox.is_closed:
                 if not self.run_one_step():
@@ -105,17 +105,16 @@ class Executor:
             self._land()
         finally:
             self._restoring.close()
-            self._sparse.close()
             self._grammars.close()
             self._adapters.close()
-        # What is saved by now outlives this worker.
+        # Hidden states saved by now outlive this worker.
         self._saving.end_all()
         self._post()
 
     def run_one_step(self) -> bool:
-        """Carry out what has arrived, up to one step. False if there was nothing to compute.
+        """Carry out the orders that have arrived, up to one step; return False if there was nothing to compute.
 
-        Whatever arrives waits for the step that is under way.
+        Orders that arrive meanwhile wait for the step under way.
         """
         if self._land():
             return True
@@ -138,7 +137,7 @@ class Executor:
     # -- orders -----------------------------------------------------------------------------------------------
 
     def _apply_orders(self) -> Arrival | None:
-        """Carry out everything up to the next RunBatch, which is returned; None if there is none."""
+        """Carry out all orders up to the next RunBatch; return that, or None if there is none."""
         while (arrival := self.inbox.take()) is not None:
             if isinstance(arrival.order, RunBatch):
                 return arrival
@@ -178,12 +177,12 @@ class Executor:
                 raise InternalError(f"the executor cannot carry out {type(order).__name__}")
 
     def _promotion_ended(self, promoted: Promoted) -> None:
-        """On the transfer thread, or on this one where there is none."""
+        """Queue an ended promotion; called on the transfer thread, or on this one where there is none."""
         self._promoted.append(promoted)
         self.inbox.wake()
 
     def _note_hidden_saved(self, saved: SavedHidden) -> None:
-        """On the saving thread, or on this one."""
+        """Queue an ended hidden lease; called on the saving thread, or on this one."""
         self._hidden_saved.append(saved)
         self.inbox.wake()
 
@@ -206,7 +205,7 @@ class Executor:
     # -- one step ---------------------------------------------------------------------------------------------
 
     def _choose_held(self) -> None:
-        """First tokens that waited for their grammar."""
+        """Choose first tokens that waited for their grammar."""
         outcome = self._passes.choose_held()
         if outcome.done:
             self._results.take_in(outcome, self._clock_ns())
@@ -224,8 +223,9 @@ class Executor:
             self._pace.note_decode(outcome.took_ns)
 
     def _land(self) -> bool:
-        """Take in the step under way, if there is one, behind the launch of the next, if nothing has to be done between
-        them. False if there is none, or it brought nothing.
+        """Take in the step under way, if any; return False if there is none, or it brought nothing.
+
+        The next step is launched before, where no order has to be carried out between them.
         """
         if not self._ahead.is_under_way:
             return False
@@ -237,12 +237,12 @@ class Executor:
         if outcome.done:
             self._take_in(outcome, started_ns, None)
             self._pace.note_decode(outcome.took_ns)
-        else:  # Ends that the step has held back.
+        else:  # Ended requests whose ends the step has held back.
             self._post()
         return bool(outcome.done)
 
     def _has_no_news(self) -> bool:
-        """Whether the next step is all that there is to do."""
+        """Return whether there is nothing to do but the next step."""
         if self.inbox.is_closed or len(self.inbox):
             return False
         if self._adapters.has_news:
@@ -282,7 +282,7 @@ class Executor:
     def _fill_bubble(
         self, transfer: BatchTransfer, order: RunBatch, planned: list[Work], loading: frozenset[int]
     ) -> bubble.Bubble:
-        """Compute other things while the batch is only loading; orders that may go ahead of it do."""
+        """Compute other work while the batch is only loading; carry out orders that may go ahead of it."""
         left_out = bubble.standing_on(self._roster.requests.values(), loading)
 
         def decoding() -> list[Work]:
@@ -309,7 +309,7 @@ class Executor:
         return bubble.fill(transfer, rows, self._pace, decode, self._clock_ns, also)
 
     def _overtake(self, order: RunBatch) -> None:
-        """Carry out what may go ahead of a batch that is only loading."""
+        """Carry out the orders that may go ahead of a batch that is only loading."""
         while (ahead := self.inbox.peek()) is not None and bubble.may_overtake(ahead.order, order):
             self.inbox.take()
             self._apply(ahead.order, ahead.arrived_ns)
@@ -317,8 +317,10 @@ class Executor:
         self._post()
 
     def _run_ahead(self, order: RunBatch, loading: frozenset[int], decoding: list[Work], room_ns: float) -> bool:
-        """Compute the next batch, if it may go ahead of one that is loading these pages and takes no longer than
-        ``room_ns`` together with one token of each of ``decoding``; returns whether it was computed.
+        """Compute the next batch, if it may go ahead of one that loads the ``loading`` pages.
+
+        Return whether it was computed. It may take no longer than ``room_ns``, together with one token of each of
+        ``decoding``.
         """
         ahead = self.inbox.peek()
         if ahead is None or not bubble.may_go_ahead(ahead.order, order, self._roster.requests, loading):
@@ -339,7 +341,7 @@ class Executor:
     def _restore(
         self, outcome: Outcome, order: RunBatch, planned: list[Work], transfer: BatchTransfer | None, now_ns: int
     ) -> list[Work]:
-        """Carry out the batch's restorations; returns what of ``planned`` stands on none that failed."""
+        """Carry out the batch's restorations; return the part of ``planned`` that stands on none that failed."""
         requests = self._roster.requests
         for chunk in order.restores:
             if chunk.request_id in requests:
@@ -351,7 +353,7 @@ class Executor:
         return losses.lose_unrestored(requests, outcome, planned, order.loads)
 
     def _take_in(self, outcome: Outcome, started_ns: int, batch: Arrival | None) -> None:
-        """Move a step's requests on, post what came of it, and count it."""
+        """Move a step's requests on, post the results, and count them."""
         ended_ns = self._clock_ns()
         outcome.took_ns = max(0, ended_ns - started_ns)
         outcome.sparse = self._sparse.take_in(one.work.request for one in outcome.done)
@@ -369,11 +371,10 @@ class Executor:
                 sparse_loaded=[loaded.event for loaded in outcome.sparse],
             )
         self._results.take_in(outcome, ended_ns)
-        # Its tokens are waited for; what is counted is not.
+        # Clients wait for its tokens, and not for the counters.
         self._post()
         counting.count_step(self.counters, outcome)
         counting.count_saving(self.counters, self._saving.counts)
-        metrics.RESTING_LAYERS.set(self._sparse.resting_layers)
         metrics.RUNNING.set(len(self._roster.requests))
         metrics.QUEUED_ORDERS.set(len(self.inbox))
 

@@ -1,8 +1,8 @@
-"""One worker has a GPU, whichever way it was started: pools are sized by what is free, and would starve one another.
+"""Claims of GPUs: one worker on each, because pools are sized by free memory and would starve one another.
 
-A claim is a socket whose name, outside the file system, is the GPU's UUID. The kernel lets it go when the process ends,
-however that comes, and processes that number GPUs differently mean the same one. Containers with a network of their own
-do not see it; what hands GPUs to them sees to it there.
+A claim is a socket whose name, outside the file system, is the GPU's UUID. The kernel releases it when the process ends
+in any way, and processes that number GPUs differently name the same one. Containers with a network of their own do not
+see it; there the orchestrator that assigns GPUs has to keep them apart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Saves the hidden states of running requests in pages that the scheduler has leased for them (HCache section 4.2.2).
+"""Saving of running requests' hidden states in pages that the scheduler has leased for them (HCache section 4.2.2).
 
-Leases come and go with requests. What a step computes is taken down within the step
+Leases come and go with requests. The hidden states of a step are copied within the step
 (:mod:`services.worker.restore.two_stage`); pages are written and sealed beside it, by the saving thread
 (:mod:`services.worker.restore.leased_pages`), which also answers. A lease under which nothing can be saved is answered
 at once, with no chunk.
@@ -38,18 +38,18 @@ from shared.messages.worker_plans import HiddenLease
 _log = logs.get_logger("worker")
 
 RING_TOKENS = 4096
-"""What the ring holds by default: two large batches. While one is being assembled, the next is taken down."""
+"""Default size of the ring, two large batches: while one is being assembled, the next is copied."""
 
 MAX_SEQUENCES = 256
-"""Sequences that are saved at a time. Each holds the rows of one chunk at most, until it is full."""
+"""Most sequences saved at a time. Each holds the rows of at most one chunk, until it is full."""
 
 FLUSH_TIMEOUT_S = 10.0
-"""Longest wait for the saving thread when the worker stops; leases that it has not answered by then end with it."""
+"""Longest wait for the saving thread when the worker stops; leases unanswered by then end with the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Saver:
-    """What saves hidden states of one geometry."""
+    """The ring and the two-stage saver for hidden states of one geometry."""
 
     geometry: KvGeometry
     ring: SnapshotRing
@@ -58,7 +58,7 @@ class _Saver:
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    """``sequence_id`` names it to the saver: it is its own for each lease, also where a request comes again."""
+    """A hidden lease. ``sequence_id`` names it to the saver and is unique, even where a request comes again."""
 
     lease_id: int
     storage_id: str
@@ -66,7 +66,7 @@ class _Lease:
 
 
 class HiddenSaving:
-    """The hidden leases of one worker. Used by the compute thread, but for the answers."""
+    """The hidden leases of one worker. Used by the compute thread, except for the answers."""
 
     def __init__(
         self,
@@ -79,10 +79,11 @@ class HiddenSaving:
         submit: Callable[[Callable[[], None]], object] | None = None,
         on_detached: Callable[[], object] = lambda: None,
     ) -> None:
-        """Without ``projection`` only pages that hold no hidden states can be saved. ``on_detached`` is told that a
-        pool is to be unmapped, wherever else it is mapped. A ring of 0 bytes holds
-        ``RING_TOKENS`` tokens, whatever their hidden states take. ``submit`` runs the saving
-        thread's work, one at a time in order; by default on a thread of its own.
+        """Prepare; without ``projection`` only pages that hold no hidden states can be saved.
+
+        ``on_detached`` is called when a pool is to be unmapped, so that other mappings of it are dropped. A ring of 0
+        bytes holds ``RING_TOKENS`` tokens, whatever size their hidden states have. ``submit`` runs the saving thread's
+        work, one at a time in order; by default on a thread of its own.
         """
         self.pools = HiddenPools(pool.geometry, pins, self._submit)
         self.counts = SavingCounts()
@@ -93,12 +94,15 @@ class HiddenSaving:
         self._threads: ThreadPoolExecutor | None = None
         self._answer: Callable[[SavedHidden], None] = _nobody
         self._leased = LeasedPages(lambda saved: self._answer(saved))
-        self._leases: dict[str, _Lease] = {}  # By request.
+        self._leases: dict[str, _Lease] = {}  # By request id.
         self._numbers = itertools.count(1)
         self._saver: _Saver | None = None
 
     def answer_to(self, answer: Callable[[SavedHidden], None]) -> None:
-        """``answer`` is called once for each lease, when nothing is written to its pages any more, on any thread."""
+        """Set the callback for answers, which is called once for each lease, on any thread.
+
+        It is called when nothing is written to the lease's pages any more.
+        """
         self._answer = answer
 
     # -- pools ------------------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ class HiddenSaving:
             self._leased.end(known.sequence_id)
 
     def extend(self, request_id: str, packed: bytes) -> None:
-        """More pages (packed int32) for a request's hidden states; where none is being saved they mean nothing."""
+        """Lease more pages (packed int32) for a request's hidden states; ignored where none are being saved."""
         lease = self._leases.get(request_id)
         if lease is None or not packed:
             return
@@ -157,29 +161,29 @@ class HiddenSaving:
         self._leased.extend(lease.sequence_id, pages)
 
     def end(self, request_id: str) -> None:
-        """End a request in any way; its lease is answered when the saving thread is done with it."""
+        """Stop saving a request; the saving thread answers its lease when it is done with it."""
         lease = self._leases.pop(request_id, None)
         if lease is not None and self._saver is not None:
             self._saver.two_stage.end(lease.sequence_id)
 
     def decline(self, lease: HiddenLease) -> None:
-        """Nothing is saved under this lease."""
+        """Answer a lease under which nothing is saved."""
         self._answer(SavedHidden(lease.lease_id))
 
     def is_saving(self, request_id: str) -> bool:
-        """Whether hidden states of the request are saved."""
+        """Return whether hidden states of the request are saved."""
         return request_id in self._leases
 
     # -- steps ------------------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is saved of a step."""
+        """Whether steps save nothing at present."""
         return self._saver is None or self._saver.two_stage.is_idle
 
     @contextmanager
     def step(self) -> Iterator[SavedStep]:
-        """Within this block run a step's forward passes, and whatever may void them (``TwoStageSaver.step``)."""
+        """Run a step's forward passes, and all that may void them, within this block (``TwoStageSaver.step``)."""
         saver = self._saver
         if saver is None or self.is_idle:
             yield NOT_SAVED
@@ -191,7 +195,7 @@ class HiddenSaving:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def end_all(self) -> None:
-        """End all leases and return when they are answered, or when that takes too long."""
+        """End all leases; return when they are answered, or after ``FLUSH_TIMEOUT_S``."""
         for request_id in list(self._leases):
             self.end(request_id)
         if self._saver is not None:
@@ -201,7 +205,7 @@ class HiddenSaving:
                 _log.warning("hidden_not_flushed", seconds=FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
-        """End the thread, then let go of all memory. No step is under way."""
+        """End the thread, then release all memory. No step is under way."""
         for request_id in list(self._leases):
             self.end(request_id)
         if self._threads is not None:
@@ -220,8 +224,9 @@ class HiddenSaving:
         return None if lease is None else lease.sequence_id
 
     def _saver_for(self, storage_id: str) -> tuple[_Saver, HostPoolView]:
-        """Return the saver and the pool. Raises TransportError when the storage has no hidden pool here, ConfigError
-        when it cannot be saved to.
+        """Return the saver and the pool.
+
+        Raises TransportError when the storage has no hidden pool here, ConfigError when it cannot be saved to.
         """
         view = self.pools.view(storage_id)
         if self._saver is None or self._saver.geometry != view.geometry:
@@ -229,8 +234,9 @@ class HiddenSaving:
         return self._saver, view
 
     def _prepare(self, geometry: KvGeometry) -> None:
-        """Be ready to save hidden states of this geometry, and no longer of another. Raises ConfigError when it
-        cannot be.
+        """Make the saver for hidden states of this geometry, in the place of any other.
+
+        Raises ConfigError when it cannot be made.
         """
         if self._saver is not None:
             if self._saver.geometry == geometry:
@@ -241,7 +247,7 @@ class HiddenSaving:
             self._saver = None
         self._check_hidden(geometry)
         first_loaded = geometry.absent + geometry.from_hidden
-        # Without hidden states a unit is K or V of a layer, which is a row as wide.
+        # Without hidden states a unit is one layer's K or V, whose rows have the same width.
         width = geometry.hidden or geometry.kv_heads * geometry.head_dim
         ring = SnapshotRing(
             HiddenShape(geometry.layers, width, geometry.dtype),
@@ -279,7 +285,7 @@ class HiddenSaving:
 
 
 def _nobody(saved: SavedHidden) -> None:
-    """Take answers before any task wants them."""
+    """Ignore answers, until the executor sets its callback."""
 
 
 def _unpack(packed: bytes) -> list[int]:

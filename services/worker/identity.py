@@ -1,4 +1,4 @@
-"""Who this process is to the cell."""
+"""Identity of this process in the cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.messages.worker_events import DeviceFacts
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """One incarnation of one worker. ``model`` is the fingerprint."""
+    """One incarnation of one worker. ``model`` is the model's fingerprint."""
 
     worker_id: str
     incarnation: str

@@ -1,6 +1,6 @@
-"""What a batch's requests may count on: pages that its loads bring, and pages that turn out not to be there.
+"""The pages that a batch's requests rely on: those that its loads bring, and those that turn out to be missing.
 
-Whose page it was does not matter: requests share pages (a bundle hit).
+Which request owns a page does not matter: requests share pages (a bundle hit).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from shared.messages.worker_plans import PageLoad, PrefillChunk, RestoreChunk, R
 
 
 def cover(requests: Mapping[str, RunningRequest], order: RunBatch) -> frozenset[int]:
-    """Count on the pages that are being loaded, for requests whose chunks or restorations stand on them; returns
-    these pages.
+    """Count the pages being loaded as coverage of requests whose chunks or restorations stand on them.
+
+    Return these pages.
     """
     loaded = frozenset(page for load in order.loads for page in pages_of_load(load))
     parts: tuple[PrefillChunk | RestoreChunk, ...] = (*order.chunks, *order.restores)
@@ -29,9 +30,9 @@ def cover(requests: Mapping[str, RunningRequest], order: RunBatch) -> frozenset[
 def drop_lost(
     outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad], lost_pages: Collection[int]
 ) -> tuple[list[Work], frozenset[int]]:
-    """Return what of ``work`` has its prefix, and all pages that are not there (``split_lost``).
+    """Return the part of ``work`` that has its prefix, and all pages that are missing (``split_lost``).
 
-    The rest is lost, and what was restored without its prefix has failed; ``outcome`` says so from then on.
+    The rest is recorded in ``outcome`` as lost, and restorations without their prefix as failed.
     """
     kept, lost, gone = split_lost([*outcome.restored.done, *work], loads, outcome.failed, lost_pages)
     outcome.lost += lost
@@ -43,7 +44,10 @@ def drop_lost(
 def lose(
     requests: Mapping[str, RunningRequest], bad: frozenset[int], *, but: Collection[str] = (), is_load: bool = False
 ) -> None:
-    """Drop these pages from the count, so that usage says no longer that they were loaded (``is_load``)."""
+    """Drop these pages from the coverage of requests that do not decode, except ``but``.
+
+    With ``is_load`` usage no longer counts the lost tokens as loaded.
+    """
     for request in requests.values() if bad else ():
         if not request.is_decoding and request.request_id not in but:
             lost = request.lose_pages(bad)
@@ -54,7 +58,7 @@ def lose(
 def lose_unrestored(
     requests: Mapping[str, RunningRequest], outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad]
 ) -> list[Work]:
-    """Return what of ``work`` stands neither on a restoration that failed nor on a load that is undone with it."""
+    """Return the part of ``work`` that stands neither on a failed restoration nor on a load that is undone with it."""
     unwritten = frozenset[int]().union(*(pages_of(item) for item in outcome.restored.failed))
     kept, gone = drop_lost(outcome, work, loads, unwritten)
     lose(requests, gone, is_load=True)
@@ -62,9 +66,7 @@ def lose_unrestored(
 
 
 def lose_with_broken(requests: Mapping[str, RunningRequest], outcome: Outcome, loads: Sequence[PageLoad]) -> None:
-    """Who stands on a chunk that raised or was refused, or on a load that is undone with it, has not been computed
-    either.
-    """
+    """Record as lost the work that stands on a chunk that raised or was refused, or on a load undone with it."""
     broken = [item for item, _ in outcome.broken if item.is_chunk] + outcome.refused
     unwritten = frozenset[int]().union(*(pages_of(item) for item in broken))
     _, gone = drop_lost(outcome, [one.work for one in outcome.done], loads, unwritten)
@@ -74,8 +76,9 @@ def lose_with_broken(requests: Mapping[str, RunningRequest], outcome: Outcome, l
 def lose_refused(
     requests: Mapping[str, RunningRequest], outcome: Outcome, work: Sequence[Work], loads: Sequence[PageLoad]
 ) -> list[Work]:
-    """Return what of ``work`` does not stand on a request whose sparse prefix was refused, which ``outcome`` names:
-    such a request has failed, and its load is undone with it.
+    """Return the part of ``work`` that stands on no request in ``outcome.refused``.
+
+    The sparse prefix of these could not be read: such a request has failed, and its load is undone with it.
     """
     unwritten = frozenset[int]().union(*(pages_of(item) for item in outcome.refused))
     kept, gone = drop_lost(outcome, work, loads, unwritten)

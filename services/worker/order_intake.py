@@ -1,4 +1,4 @@
-"""Orders on the event loop's side: what is not the loop's own business goes to the compute thread."""
+"""Intake of orders on the event loop: all but the loop's own go to the compute thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OrderIntake:
     """Owned by the event loop. ``let_go`` is set when the scheduler has nothing left for this worker to do."""
 
     def __init__(self, inbox: Inbox, ending: Ending, spans: RequestSpans | None) -> None:
-        """``spans`` traces requests."""
+        """Prepare; ``spans`` traces requests."""
         self.let_go = asyncio.Event()
         self._inbox, self._ending, self._spans = inbox, ending, spans
 
@@ -34,7 +34,7 @@ class OrderIntake:
         self._hand_over(plan.number, plan.order)
 
     def abort_too_large(self, item: TokenItem) -> None:
-        """End the request of an item that no message can carry."""
+        """End the request of an item that is too large for any message."""
         self._hand_over(0, AbortRequest(request_id=item.request_id, attempt=item.attempt, reason="error"))
 
     def _hand_over(self, number: int, order: WorkerOrder) -> None:

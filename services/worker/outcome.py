@@ -1,4 +1,4 @@
-"""What became of a step's work, and of the batch that it carried out."""
+"""The outcome of a step's work, and of the batch that it carried out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from shared.messages.worker_events import LoadFailure
 
 @dataclass(slots=True)
 class Outcome:
-    """``lost`` stood on pages that are not there, ``broken`` raised, the sparse prefix of ``refused`` could not be
-    read, ``rejected`` (request ids) could not be tried. What was restored before the step is in ``restored``, whatever
-    became of it. ``sparse`` prefixes have been loaded as a whole with this step.
+    """Outcome of a step.
+
+    ``lost`` stood on missing pages, ``broken`` raised, the sparse prefix of ``refused`` could not be read, ``rejected``
+    (request ids) could not be tried. All work restored before the step is in ``restored``, whatever became of it.
+    ``sparse`` prefixes have been loaded as a whole with this step.
 
     Times in ns: ``took_ns`` is the wall time of the step from the end of the bubble on, stall included.
     """
@@ -37,7 +39,7 @@ class Outcome:
     is_repeated: bool = False  # A pass was thrown away, so times say nothing about the work.
 
     def keep(self, work: list[Work]) -> None:
-        """Drop what was computed or restored of other work."""
+        """Keep only this work among what was computed or restored."""
         self.restored.keep(work)
         kept = {id(item) for item in work}
         self.done = [one for one in self.done if id(one.work) in kept]
@@ -58,14 +60,17 @@ class Outcome:
 
     @property
     def load_failures(self) -> list[LoadFailure]:
+        """Failed loads of the batch; empty for a step without loads."""
         return self.loads.failures if self.loads is not None else []
 
     @property
     def prefill_rows(self) -> int:
+        """Prompt tokens that chunks computed."""
         return sum(one.work.rows for one in self.done if one.work.is_chunk)
 
     @property
     def decode_rows(self) -> int:
+        """Rows of decode steps, those of proposals included."""
         return sum(one.work.rows for one in self.done if not one.work.is_chunk)
 
     @property
@@ -75,6 +80,7 @@ class Outcome:
 
     @property
     def proposed_tokens(self) -> int:
+        """Proposed tokens that were verified, right or not."""
         return sum(len(one.work.proposed) for one in self.done)
 
     @property
@@ -84,16 +90,16 @@ class Outcome:
 
     @property
     def stall_ns(self) -> int:
-        """Waiting for loads during the step. Restorations before it have waited too, in time of their own."""
+        """Time spent waiting for loads during the step. Restorations before it have waited too, in their own time."""
         return max(0, self.loads.waited_ns - self.restored.waited_ns) if self.loads is not None else 0
 
     @property
     def sparse_ns(self) -> int:
-        """Waiting for reads of sparse prefixes during the step; not what computing takes, however often it happens."""
+        """Time spent waiting for reads of sparse prefixes during the step; computing is not included."""
         return round(sum(loaded.prefix.stall_s for loaded in self.sparse) * 1e9)
 
     def figures(self, geometry: KvGeometry) -> BatchFigures:
-        """As ``BatchDone`` reports them."""
+        """Return the batch's figures for ``BatchDone``."""
         figures = BatchFigures(
             compute_us=max(0, self.took_ns - self.sparse_ns) // 1000,
             computed_tokens=self.prefill_rows,

@@ -1,4 +1,4 @@
-"""The forward passes of one step, see ``compute``: together, then without what failed, then one by one.
+"""The forward passes of one step (see ``compute``): together, then without the failed requests, then one by one.
 
 A pass is repeated without the requests whose loads have failed, without one whose sparse prefix could not be read, and,
 if computing itself raised, with each request alone.
@@ -31,11 +31,11 @@ from shared.messages.worker_plans import PageLoad
 _log = logs.get_logger("worker")
 
 LONE_FAILURES = 8
-"""Steps of a single request that may fail in a row before the worker, not the requests, is to blame."""
+"""Consecutive failed steps of a single request after which the worker, not the requests, is to blame."""
 
 
 class Passes:
-    """Used by the compute thread only. ``requests`` are those that the worker knows, at any time."""
+    """Runs the passes of a step. Used by the compute thread only. ``requests`` are those known to the worker."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Passes:
         layers: int,
         on_refused: Callable[[str], None],
     ) -> None:
-        """``on_refused`` is told of each request whose sparse prefix could not be read."""
+        """Prepare; ``on_refused`` is called with each request whose sparse prefix could not be read."""
         self._computer, self._saving, self._requests = computer, saving, requests
         self._counters, self._pace, self._layers = counters, pace, layers
         self._on_refused = on_refused
@@ -61,11 +61,11 @@ class Passes:
         transfer: BatchTransfer | None = None,
         loads: Sequence[PageLoad] | None = None,
     ) -> None:
-        """Compute ``work`` and note in ``outcome`` what became of it. ``loads`` are the batch's, if there is one.
+        """Compute ``work`` and record the results in ``outcome``. ``loads`` are the batch's, if there is one.
 
-        A step for which the device has no memory is taken in smaller ones, and so are later ones. Raises DeviceFailed
-        at once if the GPU cannot be used any more, and InternalError if otherwise it is not a request that is broken
-        but the device, the model or this process.
+        A step for which the device has no memory is split into smaller ones, and so are later ones. Raises DeviceFailed
+        at once if the GPU cannot be used any more, and InternalError if the device, the model or this process is broken
+        rather than a request.
         """
         loads_failed = False
         with self._saving.step() as saved:
@@ -86,13 +86,13 @@ class Passes:
             self._lone_failures = 0
 
     def choose_held(self) -> Outcome:
-        """Return the first tokens of requests that waited for their grammar and need not wait any more."""
+        """Choose the first tokens of requests whose grammar is compiled now; return them as an outcome."""
         return Outcome(done=self._computer.choose_held(self._requests.values()))
 
     def _take_loads(
         self, outcome: Outcome, work: list[Work], transfer: BatchTransfer, loads: Sequence[PageLoad], saved: SavedStep
     ) -> tuple[list[Work], bool]:
-        """Wait for the loads; returns what of ``work`` has its prefix, and whether any load failed."""
+        """Wait for the loads; return the part of ``work`` that has its prefix, and whether any load failed."""
         outcome.loads = transfer.finish()
         work, gone = losses.drop_lost(outcome, work, loads, outcome.loads.lost_pages)
         losses.lose(self._requests, gone, is_load=True)
@@ -105,8 +105,9 @@ class Passes:
         return work, failed
 
     def _pass(self, outcome: Outcome, work: list[Work], gate: LayerGate | None, saved: SavedStep) -> Exception | None:
-        """One pass over all of ``work``; returns what it raised, which voids what was saved of it. Either way nothing
-        of it is written any more.
+        """Run one pass over all of ``work``; return its exception, which voids the hidden states saved of it.
+
+        Either way nothing of it is written any more when this returns.
         """
         try:
             if work:
@@ -114,14 +115,14 @@ class Passes:
         except Exception as raised:
             saved.void()
             raise_if_failed(raised)
-            if not isinstance(raised, GroupLost):  # Such a group waits for a rank that is gone.
+            if not isinstance(raised, GroupLost):  # The group waits for a rank that has ended.
                 # Its pages may be given to others, whose loads are on another stream.
                 self._computer.settle()
             return raised
         return None
 
     def _repeat(self, outcome: Outcome, work: list[Work]) -> Exception | None:
-        """Another pass, when the loads are over."""
+        """Run another pass, when the loads are over; return its exception."""
         outcome.done = []
         if not work:
             return None
@@ -130,8 +131,9 @@ class Passes:
             return self._pass(outcome, work, None, saved)
 
     def _shrink(self, work: list[Work], error: Exception) -> bool:
-        """Whether the device had no memory for a step of this size, and smaller ones may do, which are taken from now
-        on. Lets go of what the failed pass held on the device.
+        """Return whether the device lacked memory for a step of this size and smaller ones may fit.
+
+        If so they are used from now on. Releases the failed pass's memory on the device.
         """
         if isinstance(error, GroupLost) or not is_out_of_memory(error) or not self._computer.shrink(work):
             return False
@@ -141,7 +143,7 @@ class Passes:
     def _refuse(
         self, outcome: Outcome, work: list[Work], error: SelectionFailed, loads: Sequence[PageLoad] | None
     ) -> list[Work]:
-        """Return what of ``work`` goes on without the request whose prefix failed. Each call has one less."""
+        """Return the part of ``work`` that goes on without the request whose prefix failed. Each call has one less."""
         refused = [item for item in work if item.request.request_id == error.name]
         if not refused:
             raise InternalError(f"a prefix failed of {error.name!r}, which is not computed") from error
@@ -170,7 +172,7 @@ class Passes:
             saved.drop(outcome.lost)
 
     def _check_health(self, outcome: Outcome, error: Exception) -> None:
-        """Raise if it is not a request that is broken but the device, the model or this process."""
+        """Raise if the device, the model or this process is broken rather than a request."""
         if outcome.done or not outcome.broken:
             self._lone_failures = 0
             return
@@ -184,5 +186,5 @@ class Passes:
 
 
 def _is_of_others(error: Exception | None, work: Sequence[Work]) -> bool:
-    """Whether the prefix that failed belongs to a request that is lost anyhow, because of a load it stands on."""
+    """Return whether the failed prefix belongs to a request that is lost anyhow, because of a load it stands on."""
     return isinstance(error, SelectionFailed) and error.name not in [item.request.request_id for item in work]

@@ -1,4 +1,4 @@
-"""How many pages a worker's device pool gets where its settings name no size."""
+"""The size of a worker's device pool where its settings name none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from shared.memory.pool_sizes import ModelDemand, Node, on_cpu, wanted_on_cpu
 
 
 def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machine_memory) -> PoolSizer:
-    """For a pool in shared memory: what the model wants, at most ``cpu_kv_bytes`` or else this worker's part of what is
-    free now that the weights are loaded.
+    """Return the sizer of a pool in shared memory: the size that the model wants, within a bound.
+
+    The bound is ``cpu_kv_bytes``, or else this worker's part of the memory that is free now that the weights are
+    loaded.
     """
 
     def pages(model: Any, planes: PlaneMap, max_context: int) -> int:
@@ -35,7 +37,7 @@ def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machin
 
 
 def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemory] = CudaMemory) -> PoolSizer:
-    """For a pool on a GPU: what weights and the largest prefill leave of it."""
+    """Return the sizer of a pool on a GPU: the memory that weights and the largest prefill leave."""
 
     def pages(model: Any, planes: PlaneMap, max_context: int) -> int:
         device = memory(model.device)
@@ -46,7 +48,7 @@ def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemor
 
 
 def room_wish(config: WorkerConfig, device_bytes: int) -> RoomWish:
-    """Return what is to be left, and for what, on a GPU of so much memory."""
+    """Return the memory to be left free, and its uses, on a GPU of so much memory."""
     return RoomWish(
         fraction=config.device_memory_fraction,
         tokens=config.max_batch_tokens or batch_tokens(device_bytes),

@@ -1,4 +1,4 @@
-"""Where the compute thread's reports go: events to the inputs stream, items to gateways, a copy to what is kept."""
+"""Delivery of the compute thread's reports: events to the inputs stream, items to gateways and retained outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ReportDelivery:
         ending: Ending,
         spans: RequestSpans | None,
     ) -> None:
-        """``spans`` traces requests."""
+        """Prepare; ``spans`` traces requests."""
         self._who, self._outbox, self._tokens = identity, outbox, tokens
         self._retained, self._ending, self._spans = retained, ending, spans
 
     def take(self, report: Report) -> None:
-        """Send one report on its ways; never waits."""
+        """Send one report's events and items; never waits."""
         for item in report.recalled:
             self._retained.recall(item)
         for gateway_id, items in report.items.items():
@@ -43,7 +43,7 @@ class ReportDelivery:
                 items=tuple(items),
             )
             self._tokens.put(gateway_id, batch)
-        # Behind the tokens, which somebody waits for.
+        # Behind the tokens, because clients wait for those.
         try:
             for event in report.events:
                 self._outbox.put(event)

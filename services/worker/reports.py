@@ -1,9 +1,10 @@
-"""What the compute thread tells the event loop: events for the stream and items for gateways."""
+"""Reports of the compute thread to the event loop: events for the stream and items for gateways."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,7 @@ from shared.messages.worker_events import (
 from shared.messages.worker_plans import AdmitRequest
 
 FINISHED_BYTES = 65_536
-"""Outputs that one event of ended requests carries at the most, where there is more than one."""
+"""Most bytes of outputs in one event of ended requests, unless it has only one."""
 
 Event = (
     BatchDone
@@ -48,23 +49,24 @@ Event = (
 
 @dataclass(slots=True)
 class Report:
-    """Everything that one step, or the orders before it, brought. ``items`` are grouped by gateway."""
+    """Results of one step, or of the orders before it. ``items`` are grouped by gateway."""
 
     step: int
     events: list[Event] = field(default_factory=list)
     items: dict[str, list[TokenItem]] = field(default_factory=dict)
-    recalled: list[TokenItem] = field(default_factory=list)  # Said by earlier attempts; sent only when asked for.
-    preempted: list[str] = field(default_factory=list)  # Requests that speak no more in this attempt.
+    recalled: list[TokenItem] = field(default_factory=list)  # Output of earlier attempts; sent only when asked for.
+    preempted: list[str] = field(default_factory=list)  # Requests whose attempt here ended without a last item.
     begins: bool = False  # A first token is among the items.
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is nothing to deliver."""
         return not (self.events or self.items or self.recalled or self.preempted)
 
 
 @dataclass(slots=True)
 class BatchFigures:
-    """What one batch took and moved; see the fields of ``BatchDone``."""
+    """Times and counts of one batch; see the fields of ``BatchDone``."""
 
     compute_us: int = 0
     load_us: int = 0
@@ -81,11 +83,12 @@ class Reporter:
     """Fills reports in the name of one incarnation. Used by the compute thread only."""
 
     def __init__(self, worker_id: str, incarnation: str) -> None:
-        self._who = {"worker_id": worker_id, "incarnation": incarnation}
+        """Begin with an empty report; ``worker_id`` and ``incarnation`` go into every event."""
+        self._who: dict[str, Any] = {"worker_id": worker_id, "incarnation": incarnation}
         self.report = Report(step=0)
 
     def take(self, step: int, held: Collection[str] = ()) -> Report:
-        """Take the report so far; a new one begins, with the ends of the requests ``held``."""
+        """Return the report so far and begin a new one; the ends of the requests ``held`` stay for the new one."""
         report, self.report = self.report, Report(step=step)
         report.step = step
         if held:
@@ -112,22 +115,14 @@ class Reporter:
         sparse_refused: Sequence[str] = (),
         sparse_loaded: Sequence[SparseLoaded] = (),
     ) -> None:
+        """Report a completed batch to the scheduler; each id in ``failed`` is named once."""
         self.report.events.append(
             BatchDone(
-                worker_id=self._who["worker_id"],
-                incarnation=self._who["incarnation"],
+                **self._who,
                 plan=plan,
                 failed=tuple(dict.fromkeys(failed)),
                 load_failures=tuple(load_failures),
-                compute_us=figures.compute_us,
-                load_us=figures.load_us,
-                loaded_tokens=figures.loaded_tokens,
-                computed_tokens=figures.computed_tokens,
-                bubble_us=figures.bubble_us,
-                bubble_tokens=figures.bubble_tokens,
-                stall_us=figures.stall_us,
-                restored_tokens=figures.restored_tokens,
-                restore_us=figures.restore_us,
+                **asdict(figures),
                 restores_refused=tuple(restores_refused),
                 sparse_refused=tuple(sparse_refused),
                 sparse_loaded=tuple(sparse_loaded),
@@ -135,6 +130,7 @@ class Reporter:
         )
 
     def pages_promoted(self, promoted: Promoted) -> None:
+        """Report the end of a promotion, good or not, with the time of its copies."""
         self.report.events.append(
             PagesPromoted(
                 **self._who,
@@ -146,12 +142,13 @@ class Reporter:
         )
 
     def hidden_saved(self, saved: SavedHidden) -> None:
+        """Report the end of a hidden lease with the chunks that it saved."""
         self.report.events.append(
             HiddenSaved(**self._who, lease_id=saved.lease_id, chunks=saved.chunks, tokens=saved.tokens)
         )
 
     def leases_requested(self, requests: Sequence[RunningRequest]) -> None:
-        """All of these, at least one, want decode room."""
+        """Ask for decode room for all of these requests, at least one."""
         first, *others = requests
         self.report.events.append(
             LeaseRequested(
@@ -167,7 +164,7 @@ class Reporter:
         )
 
     def finished(self, request_id: str, attempt: int, reason: FinishReason, output: list[int], error: str = "") -> None:
-        """Tell the scheduler of an end: in the event of the one before it, unless that is large."""
+        """Report the end of a request: in the same event as the one before it, unless that is large."""
         ended = FinishedToo(
             request_id=request_id, attempt=attempt, reason=reason, output=pack_int32(output), error=error
         )  # fmt: skip
@@ -178,42 +175,30 @@ class Reporter:
         if isinstance(last, RequestFinished) and _output_bytes([*_ends_of(last), ended]) <= FINISHED_BYTES:
             report.events[-1] = msgspec.structs.replace(last, others=(*last.others, ended))
             return
-        report.events.append(
-            RequestFinished(
-                worker_id=self._who["worker_id"],
-                incarnation=self._who["incarnation"],
-                request_id=ended.request_id,
-                attempt=ended.attempt,
-                reason=ended.reason,
-                output=ended.output,
-                error=ended.error,
-            )
-        )
+        report.events.append(RequestFinished(**self._who, **msgspec.structs.asdict(ended)))
 
     def preempted(self, request_id: str, attempt: int, output: list[int]) -> None:
+        """Report a preempted request with its output tokens; the event loop retires it."""
         self.report.events.append(
             RequestPreempted(**self._who, request_id=request_id, attempt=attempt, output=pack_int32(output))
         )
         self.report.preempted.append(request_id)
 
     def adapter_attached(self, attached: Attached) -> None:
+        """Report whether an adapter is served now, or why not."""
+        order = attached.order
         self.report.events.append(
-            AdapterAttached(
-                worker_id=self._who["worker_id"],
-                incarnation=self._who["incarnation"],
-                attach_id=attached.order.attach_id,
-                digest=attached.order.digest,
-                fault=attached.fault,
-            )
+            AdapterAttached(**self._who, attach_id=order.attach_id, digest=order.digest, fault=attached.fault)
         )
 
     def text_missing(self, order: AdmitRequest, text: int) -> None:
+        """Report that an admission refers to a kept text, by its number, which is not here."""
         self.report.events.append(
             TextMissing(**self._who, request_id=order.request_id, attempt=order.attempt, text=text)
         )
 
     def recall(self, request: RunningRequest, growths: Sequence[Growth]) -> None:
-        """Note what earlier attempts said, for a gateway that missed some of it and asks this worker."""
+        """Note the output of earlier attempts, for a gateway that missed some of it and asks this worker."""
         for index, growth in enumerate(growths):
             self.report.recalled.append(
                 TokenItem(
@@ -226,7 +211,7 @@ class Reporter:
             )
 
     def refused(self, order: AdmitRequest, *, index: int, error: str) -> None:
-        """Tell the gateway that a request could not even begin."""
+        """Tell the gateway that a request could not be admitted."""
         item = TokenItem(
             request_id=order.request_id, attempt=order.attempt, index=index, tokens=(), finish="error", error=error
         )
@@ -256,7 +241,7 @@ class Reporter:
             stop_match=growth.stop_match,
             error=error,
             usage=usage_of(request) if has_usage else None,
-            timing=timing_of(request) if is_first else None,
+            timing=Timing(**asdict(request.milestones)) if is_first else None,
         )
         request.items_sent += 1
         self.report.begins |= is_first and bool(tokens)
@@ -275,6 +260,7 @@ def _output_bytes(ends: Sequence[FinishedToo]) -> int:
 
 
 def usage_of(request: RunningRequest) -> Usage:
+    """Return the request's tokens by origin so far, for its first and last item."""
     return Usage(
         device_tokens=request.device_tokens,
         host_tokens=request.host_tokens,
@@ -290,21 +276,8 @@ def usage_of(request: RunningRequest) -> Usage:
     )
 
 
-def timing_of(request: RunningRequest) -> Timing:
-    at = request.milestones
-    return Timing(
-        received_ns=at.received_ns,
-        accepted_ns=at.accepted_ns,
-        admitted_ns=at.admitted_ns,
-        started_ns=at.started_ns,
-        loaded_ns=at.loaded_ns,
-        restored_ns=at.restored_ns,
-        first_token_ns=at.first_token_ns,
-    )
-
-
 def _prompt_logprobs(request: RunningRequest) -> tuple[TokenLogprob | None, ...] | None:
-    """One entry a prompt token; the first has none, as nothing predicts it."""
+    """Return one entry for each prompt token; the first is None, as nothing predicts it."""
     # The first item's token is part of ``tokens`` by now.
     if request.sampling.prompt_logprobs is None or len(request.answer.tokens) != 1:
         return None

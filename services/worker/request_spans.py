@@ -1,5 +1,6 @@
-"""The worker's part of traces, told from the orders and reports that pass through the event loop: the compute thread
-knows nothing of it.
+"""The worker's spans of traces, derived from the orders and reports that pass through the event loop.
+
+The compute thread is not involved.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shared.messages.worker_plans import AdmitRequest
 from shared.tracing import Attributes, Tracer
 
 MOST_TRACED = 8192
-"""Traced requests at once; beyond it the oldest is let go, which can only be one whose end was never told."""
+"""Most traced requests at once; beyond it the oldest is dropped, whose end can only have been missed."""
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class RequestSpans:
     """Records the spans of every traced request when it ends here. Owned by the event loop."""
 
     def __init__(self, tracer: Tracer, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        """Record by ``tracer``, which is not closed here; ``clock_ns`` is wall-clock time, as in ``Timing``."""
         self._tracer = tracer
         self._clock_ns = clock_ns
         self._traced: dict[str, _Traced] = {}
@@ -42,7 +44,7 @@ class RequestSpans:
             del self._traced[next(iter(self._traced))]
 
     def reported(self, report: Report) -> None:
-        """Note a report that goes out."""
+        """Note a report that is being sent."""
         if not self._traced:
             return
         for items in report.items.values():
@@ -60,7 +62,7 @@ class RequestSpans:
             self._end(item.request_id, item)
 
     def _end(self, request_id: str, last: TokenItem | None) -> None:
-        """``last`` is None where the request goes on elsewhere."""
+        """Record a request's spans; ``last`` is None where the request goes on elsewhere."""
         known = self._traced.pop(request_id, None)
         if known is None or known.timing is None:
             return  # It ended before its first token.
@@ -74,7 +76,7 @@ class RequestSpans:
             self._record("restore", known, begun_ns, at.restored_ns, about)
             begun_ns = max(begun_ns, at.restored_ns)
         usage = last.usage if last is not None and last.usage is not None else Usage()
-        # Loads and computing overlap: what is computed from the first layer that is there on is not known by itself.
+        # Loads and computing overlap from the first loaded layer on, so their times are not known separately.
         self._record("compute", known, begun_ns, at.first_token_ns, {**about, **_sources(usage)})
         tokens = last.index + len(last.tokens) if last is not None else 0
         reason = last.finish if last is not None and last.finish is not None else "preempted"

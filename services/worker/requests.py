@@ -32,7 +32,7 @@ State = Literal["waiting", "prefilling", "decoding", "finished", "preempted", "r
 Change = Literal["compute", "sample", "finish", "preempt", "replace"]
 
 ASK_TOKENS = 32
-"""Decode room with which a request asks for pages at the latest, where half of its lease is not less."""
+"""Decode room at which a request asks for pages at the latest, where half of its lease is not less."""
 
 _LIVE: tuple[State, ...] = ("waiting", "prefilling", "decoding")
 
@@ -87,7 +87,7 @@ class RunningRequest:
     remote_tokens: int = 0
     neighbour_tokens: int = 0
     lent_tokens: int = 0
-    computed_tokens: int = 0  # Prefill tokens really computed for this attempt.
+    computed_tokens: int = 0  # Prefill tokens computed for this attempt.
     milestones: Milestones = field(default_factory=Milestones)
     state: State = "waiting"
     items_sent: int = 0
@@ -95,18 +95,18 @@ class RunningRequest:
     lease_requested: bool = False
     compute_failures: int = 0
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # By prompt position.
-    restored: list[tuple[int, int]] = field(default_factory=list)  # From hidden states, [start, end), in order.
+    restored: list[tuple[int, int]] = field(default_factory=list)  # Ranges [start, end) of hidden states, in order.
     sparse: SparsePrefix | None = None
-    sparse_losses: int = 0  # How often KV before the sparse prefix was lost: what was chosen then is void.
+    sparse_losses: int = 0  # Losses of KV before the sparse prefix; each voids its choice.
     importance: ImportanceUsage | None = None  # Set when the sparse prefix has been loaded.
-    leases: tuple[LeaseGrant, ...] = ()  # For usage alone.
+    leases: tuple[LeaseGrant, ...] = ()  # Only reported with usage.
     grammar: AnswerGrammar | None = None
     lookup: RequestLookup | None = None
-    held_logits: torch.Tensor | None = None  # Float32 [vocab]: its first token waits for the grammar to be compiled.
+    held_logits: torch.Tensor | None = None  # Float32 [vocab], while the first token waits for the grammar.
     adapter: str = ""  # Digest of its LoRA adapter; "" is the base model.
 
     def change(self, change: Change) -> None:
-        """Move on in the table. Raises IllegalTransition."""
+        """Change the state as the table says. Raises IllegalTransition."""
         target = TRANSITIONS.get((self.state, change))
         if target is None:
             raise IllegalTransition(f"request {self.request_id} cannot {change} when {self.state}")
@@ -114,10 +114,12 @@ class RunningRequest:
 
     @property
     def prompt_tokens(self) -> int:
+        """Length of the caller's prompt, without output of earlier attempts."""
         return len(self.prompt_ids)
 
     @property
     def is_decoding(self) -> bool:
+        """Whether the whole prompt is computed and the next step gives a token."""
         return self.state == "decoding"
 
     @property
@@ -132,6 +134,7 @@ class RunningRequest:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of prompt tokens are still to be computed."""
         # A resumed answer has had them with its first item.
         return self.sampling.prompt_logprobs is not None and len(self.tokens) == self.prompt_tokens
 
@@ -168,24 +171,28 @@ class RunningRequest:
             self.reach(min(last, (self.computed // self.page_size + 1) * self.page_size))
 
     def reach(self, end: int) -> None:
-        """All tokens before ``end`` have their KV, and with them those of a sparse prefix that begins there."""
+        """Record that all tokens before ``end`` have their KV.
+
+        If a sparse prefix begins at ``end``, its tokens count, too.
+        """
         self.computed = max(self.computed, end)
         if self.sparse is not None and self.sparse.start <= self.computed < self.sparse.end:
             self.computed = self.sparse.end
 
     def can_compute(self, start: int, end: int) -> bool:
-        """Whether the KV of tokens ``[start, end)`` is the request's own to compute: none of them is sparse."""
+        """Return whether the KV of tokens ``[start, end)`` may be computed here: none of them is sparse."""
         return self.sparse is None or end <= self.sparse.start or start >= self.sparse.end
 
     def note_restored(self, start: int, end: int) -> None:
-        """Note the KV of tokens ``[start, end)`` that has come back from hidden pages, as if it had been computed."""
+        """Note the KV of tokens ``[start, end)`` as restored from hidden pages; it counts like computed KV."""
         self.change("compute")
         self.reach(end)
         self.restored.append((start, end))
 
     def lose_pages(self, bad: frozenset[int]) -> int:
-        """Forget KV from the first page in ``bad`` on; returns how many tokens that were that had neither been restored
-        from hidden states nor were sparse.
+        """Forget KV from the first page in ``bad`` on.
+
+        Return how many of the lost tokens had neither been restored from hidden states nor were sparse.
         """
         held = self.pages[: -(-self.computed // self.page_size)]
         hits = [index for index, page in enumerate(held.tolist()) if page in bad and page >= 0]
@@ -195,7 +202,7 @@ class RunningRequest:
         return before - self.computed - self._lose_restored() - self._lose_sparse(before)
 
     def _lose_sparse(self, before: int) -> int:
-        """Void what was chosen of a sparse prefix if KV before it is gone; returns how many tokens it holds then.
+        """Void the choice of a sparse prefix if KV before it is gone; return how many tokens it holds then.
 
         ``before``: so many tokens had their KV.
         """
@@ -205,24 +212,27 @@ class RunningRequest:
         return self.sparse.end - self.sparse.start
 
     def _lose_restored(self) -> int:
-        """Forget that tokens behind the computed ones were restored; returns how many."""
+        """Forget that tokens behind the computed ones were restored; return how many."""
         before = self.restored
         self.restored = [(start, min(end, self.computed)) for start, end in before if start < self.computed]
         return sum(end - start for start, end in before) - sum(end - start for start, end in self.restored)
 
     def lose_loaded(self, lost: int) -> None:
-        """So many tokens were not loaded after all. What came from furthest away lies deepest, and goes first."""
+        """Take ``lost`` tokens off those counted as loaded.
+
+        Tokens of the furthest tier lie deepest, and are taken off first.
+        """
         for name in ("remote_tokens", "disk_tokens", "lent_tokens", "neighbour_tokens", "host_tokens"):
             gone = min(lost, getattr(self, name))
             setattr(self, name, getattr(self, name) - gone)
             lost -= gone
 
     def needs_lease(self, low_tokens: int) -> bool:
-        """Whether to ask for pages now: room is short, the answer may need more, and they were not asked for yet."""
+        """Return whether to ask for pages now: room is short, the answer may need more, and none were asked for yet."""
         return self._wants_lease(self._lease_mark(low_tokens))
 
     def may_join_lease(self, low_tokens: int) -> bool:
-        """Whether it would ask soon, and may as well ask now that another does: half of its lease is used."""
+        """Return whether the request may ask together with another, as it would soon: half of its lease is used."""
         return self._wants_lease(max(self._lease_mark(low_tokens), min(self.lease_tokens // 2, 2 * ASK_TOKENS)))
 
     def _wants_lease(self, mark: int) -> bool:
@@ -231,5 +241,8 @@ class RunningRequest:
         return self.room < self.answer.max_tokens - len(self.answer.tokens)
 
     def _lease_mark(self, low_tokens: int) -> int:
-        """Decode room at which it asks: half of a small lease. A mark above the lease would make every token ask."""
+        """Return the decode room at which to ask: half of a small lease.
+
+        A mark above the lease would make every token ask.
+        """
         return max(min(self.lease_tokens // 2, ASK_TOKENS), min(low_tokens, self.lease_tokens - self.page_size))

@@ -1,17 +1,16 @@
-"""Restorations that a batch orders: chunks of prompts whose KV comes back from hidden pages instead of being computed.
+"""Restorations that a batch orders: chunks of prompts whose KV is restored from hidden pages instead of computed.
 
 They run one after another before the batch's step (HCache section 3.1: transmission of a layer beside projection of
-another is within each). What a restoration recomputes attends to what is before it, which loads of the same batch may
-still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused and harms no
-other: its request falls back. One under which a load has failed is void, whatever its own hidden states were worth.
+another is within each). The layers that a restoration recomputes attend to the tokens before it, which loads of the
+same batch may still be bringing, so it waits for their gate layer by layer as a step does. One that fails is refused
+and harms no other: its request falls back. One under which a load has failed is void, even if its own hidden states
+were good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -26,13 +25,11 @@ from services.worker.restore.first_layers import PassRunner
 from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPages, KvOfPages
 from services.worker.restore.hidden_pools import HiddenPools
 from services.worker.restore.layer_mix import LayerMix
-from services.worker.restore.pinned_turns import PinnedTurns, pinned_turns
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported, PiecesRefused
 from services.worker.restore.restoration import Restoration, RestorationStuck, Sources
-from services.worker.restore.staging import StagingMemory
+from services.worker.restore.transmission import Transmission
 from services.worker.steps import Work
-from services.worker.thread_device import use_device
 from shared import logs
 from shared.errors import ConfigError
 from shared.ids import DIGEST_BYTES
@@ -47,10 +44,10 @@ class _LoadsFailed(Exception):
 
 @dataclass(slots=True)
 class Restored:
-    """What became of a batch's restorations. ``done`` have their KV, ``failed`` have not.
+    """Outcome of a batch's restorations. ``done`` have their KV, ``failed`` have not.
 
-    ``rejected`` (request ids) could not be tried, ``refused`` are those of ``failed`` that failed by themselves and
-    not because of a load. Times in ns; ``waited_ns`` is what of ``took_ns`` was spent at the gate of the loads.
+    ``rejected`` (request ids) could not be tried, ``refused`` are those of ``failed`` that failed by themselves and not
+    because of a load. Times in ns; ``waited_ns`` is the part of ``took_ns`` spent at the gate of the loads.
     """
 
     done: list[Work] = field(default_factory=list)
@@ -66,18 +63,17 @@ class Restored:
         return sum(work.rows for work in self.done)
 
     def keep(self, work: Sequence[Work]) -> None:
-        """Keep the done among ``work``; what is done and not among it has failed: it stands on pages that are not
-        there.
-        """
+        """Keep the done work among ``work``; the other done work has failed, because it stands on missing pages."""
         kept = {id(item) for item in work}
         self.failed += [item for item in self.done if id(item) not in kept]
         self.done = [item for item in self.done if id(item) in kept]
 
 
 class GroupRestoring(Protocol):
-    """What is asked of a tensor-parallel group, ``parallel.group_runner.GroupRunner``."""
+    """The part of a tensor-parallel group, ``parallel.group_runner.GroupRunner``, that restorations use."""
 
-    def rows_at_once(self, page_size: int) -> int: ...
+    def rows_at_once(self, page_size: int) -> int:
+        """Return the most tokens that every rank can stage, a multiple of ``page_size``; 0: no bound."""
 
     def restore(
         self,
@@ -86,11 +82,12 @@ class GroupRestoring(Protocol):
         recomputed: int,
         ids: Sequence[int],
         loads: forward_meta.LayerGate | None,
-    ) -> None: ...
+    ) -> None:
+        """Restore one segment's KV on all ranks; return when it is in the pool."""
 
 
 class Restoring:
-    """Used by the compute thread; a thread of its own transmits."""
+    """Carries out restorations. Used by the compute thread; a thread of its own transmits."""
 
     def __init__(
         self,
@@ -103,16 +100,15 @@ class Restoring:
         clock_ns: Callable[[], int],
         group: GroupRestoring | None = None,
     ) -> None:
-        """``projection`` is None where hidden states restore nothing. ``timeout_s`` bounds the wait for one layer. A
-        ``group`` of ranks restores together, in staging memory of its own.
+        """Prepare; ``projection`` is None where hidden states restore nothing.
+
+        ``timeout_s`` bounds the wait for one layer. A ``group`` of ranks restores together, in staging memory of its
+        own.
         """
         self._group = group
         self._runner, self._projection, self._pools = runner, projection, pools
         self._staging_bytes, self._timeout_s, self._clock_ns = staging_bytes, timeout_s, clock_ns
-        # Most workers never restore, so nothing is taken before the first time.
-        self._staging: StagingMemory | None = None
-        self._turns: PinnedTurns | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._transmission = Transmission(runner.pool.device, staging_bytes)
 
     def run(
         self,
@@ -121,10 +117,10 @@ class Restoring:
         taken: Collection[str],
         loads: LayerGate | None,
     ) -> Restored:
-        """Restore what is ``ordered``; requests in ``taken`` have a chunk in the same batch. Returns when the KV of all
-        that is done is in the pool.
+        """Restore the ``ordered`` chunks; return when the KV of all that succeed is in the pool.
 
-        Raises TransportError when a transfer does not end, because its device pages cannot be used again.
+        Requests in ``taken`` have a chunk in the same batch. Raises TransportError when a transfer does not end,
+        because its device pages cannot be used again.
         """
         restored = Restored()
         began_ns = self._clock_ns()
@@ -143,10 +139,8 @@ class Restoring:
         return restored
 
     def close(self) -> None:
-        """Let the thread end; nothing is being restored any more, unless it is stuck."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+        """End the thread. No restoration is running, unless it is stuck."""
+        self._transmission.close()
 
     def _restore_or_refuse(self, restored: Restored, work: Work, chunk: RestoreChunk, loads: LayerGate | None) -> None:
         try:
@@ -164,7 +158,7 @@ class Restoring:
             restored.done.append(work)
 
     def _restore(self, work: Work, chunk: RestoreChunk, loads: LayerGate | None) -> None:
-        """Piece by piece, as many rows at once as can be staged."""
+        """Restore a chunk in pieces of as many rows as can be staged."""
         pages = self._pages(chunk)
         mix = LayerMix.of_hidden(pages.geometry, chunk.recomputed)
         size = pages.geometry.page_size
@@ -178,8 +172,9 @@ class Restoring:
         pages.confirm()
 
     def _pages(self, chunk: RestoreChunk) -> HiddenPages:
-        """Return the pages. Raises TransportError for a pool that is not mapped, PiecesRefused for one of another
-        model.
+        """Return the hidden pages.
+
+        Raises TransportError for a pool that is not mapped, PiecesRefused for one of another model.
         """
         view = self._pools.view(chunk.storage_id)
         if view.geometry.as_kv != self._runner.geometry:
@@ -189,7 +184,10 @@ class Restoring:
         return HiddenPages(view, numbers, identities)
 
     def _rows_at_once(self, mix: LayerMix, page_size: int) -> int:
-        """Multiple of ``page_size``; 0 where there is no bound. Raises HiddenStatesUnsupported or ConfigError."""
+        """Return the most rows to stage, a multiple of ``page_size``; 0: no bound.
+
+        Raises HiddenStatesUnsupported or ConfigError.
+        """
         if not mix.from_hidden:
             return 0
         if self._projection is None:
@@ -197,9 +195,7 @@ class Restoring:
         if self._group is not None:
             rows = self._group.rows_at_once(page_size)
         else:
-            if self._staging is None:
-                self._staging = StagingMemory(self._staging_bytes, self._runner.pool.device)
-            rows = self._staging.rows(self._projection.shape, page_size)
+            rows = self._transmission.staging.rows(self._projection.shape, page_size)
         if not rows:
             raise ConfigError(f"{self._staging_bytes} bytes cannot stage the hidden states of one page")
         return rows
@@ -207,7 +203,7 @@ class Restoring:
     def _restore_rows(
         self, request: RunningRequest, start: int, end: int, mix: LayerMix, pages: HiddenPages, gate: LayerGate | None
     ) -> None:
-        """Tokens ``[start, end)``, of whose hidden states these are the ``pages``."""
+        """Restore tokens ``[start, end)``, whose hidden states are in ``pages``."""
         if self._group is not None:
             ids = request.tokens[start:end]
             try:
@@ -215,7 +211,7 @@ class Restoring:
             except LoadRejected as rejected:
                 raise _LoadsFailed(str(rejected)) from rejected
             return
-        turns = self._pinned_turns(pages.geometry.unit_bytes)
+        turns = self._transmission.turns(pages.geometry.unit_bytes)
         size = pages.geometry.page_size
         device_pages = request.pages[start // size : end // size]
         sources = Sources(
@@ -229,11 +225,11 @@ class Restoring:
             Segment(end - start, start, request.pages),
             mix,
             sources,
-            staging=self._staging,
+            staging=self._transmission.staging if mix.from_hidden else None,
             timeout_s=self._timeout_s,
             loads=gate,
         )
-        self._submit(restoration.run)
+        self._transmission.submit(restoration.run)
         error = _complete(restoration)
         # The next users of these pages, when the batch has been reported, are on other streams.
         settle(self._runner.pool.device)
@@ -242,21 +238,9 @@ class Restoring:
         if error is not None:
             raise error
 
-    def _pinned_turns(self, unit_bytes: int) -> PinnedTurns | None:
-        if self._turns is None or self._turns.nbytes < unit_bytes:
-            self._turns = pinned_turns(self._runner.pool.device, unit_bytes)
-        return self._turns
-
-    def _submit(self, work: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix="restoring", initializer=partial(use_device, self._runner.pool.device)
-            )
-        self._thread.submit(work)
-
 
 def _complete(restoration: Restoration) -> Exception | None:
-    """Do what the computing thread does; returns when nothing is being written any more, with what went wrong."""
+    """Do the computing thread's part; return, when nothing is being written any more, with what went wrong."""
     error: Exception | None = None
     try:
         restoration.begin()
@@ -271,10 +255,10 @@ def _complete(restoration: Restoration) -> Exception | None:
 
 
 def is_restorable(request: RunningRequest, chunk: RestoreChunk) -> bool:
-    """Whether the chunk continues KV that is there, and consists of whole pages that are listed in full.
+    """Return whether the chunk continues KV that is there, and consists of whole pages that are listed in full.
 
-    The last token is always computed, for its logits. Hidden states are of exact KV, and know nothing of sparse
-    prefixes or adapters.
+    The last token is always computed, for its logits. Hidden states are of exact KV, without sparse prefixes or
+    adapters.
     """
     size = request.page_size
     pages = (chunk.end - chunk.start) // size

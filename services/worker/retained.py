@@ -1,7 +1,7 @@
-"""What this worker has told gateways, kept so that they can ask again (``rpc.worker.<id>.outputs``).
+"""Items sent to gateways, retained so that gateways can ask for them again (``rpc.worker.<id>.outputs``).
 
-An attempt starts behind the tokens that are known of its request, so what earlier attempts said before that stays a
-part of the answer, and is kept as it was said. From there on only the new attempt's word counts: attempts of an exact
+An attempt starts behind the tokens that are known of its request, so items of earlier attempts before that point stay a
+part of the answer, and are kept as they were sent. From there on only the new attempt counts: attempts of an exact
 request agree on every token, but one behind a sparse prefix may go on with others, and the two must never be joined.
 """
 
@@ -18,32 +18,33 @@ from shared.messages.tokens import TokenItem
 
 @dataclass(slots=True)
 class _Told:
-    """``items`` are in order of their positions, which do not overlap; something may be missing between two."""
+    """Items sent for one request, in order of their positions, which do not overlap and may have gaps."""
 
     attempt: int
     items: list[TokenItem] = field(default_factory=list)
 
     def append(self, item: TokenItem) -> None:
-        """Add what comes last, in the place of what older attempts said from its position on."""
+        """Add the last item, in the place of older attempts' items from its position on."""
         while self.items and self.items[-1].attempt < item.attempt and not _leads_to(self.items[-1], item):
             self.items.pop()
         self.items.append(item)
 
     def place(self, index: int) -> int:
-        """Where the first item is that begins at ``index`` or later. Does not mutate."""
+        """Return the place of the first item that begins at ``index`` or later. Does not change the state."""
         return bisect_left(self.items, index, key=lambda item: item.index)
 
 
 class RetainedOutputs:
-    """Items of running requests, and of the last ``finished_limit`` that are over. Owned by the event loop."""
+    """Items of running requests, and of the last ended ones. Owned by the event loop."""
 
     def __init__(self, finished_limit: int) -> None:
+        """Begin with no items; of ended requests the last ``finished_limit`` are kept, with 0 none."""
         self._finished_limit = finished_limit
         self._running: dict[str, _Told] = {}
         self._finished: OrderedDict[str, _Told] = OrderedDict()
 
     def add(self, item: TokenItem) -> None:
-        """Remember an item that was said; it replaces what older attempts said from its position on."""
+        """Remember an item that was sent; it replaces items of older attempts from its position on."""
         told = self._open(item)
         if told is not None:
             told.append(item)
@@ -53,7 +54,8 @@ class RetainedOutputs:
     def recall(self, item: TokenItem) -> None:
         """Remember one token that an attempt begins with. Such tokens come in order, before the attempt adds its own.
 
-        What was said here of the same token is kept for it, since it has logprobs too, and counts as this attempt's.
+        An item that was already sent for the same token is kept in its place, since it has logprobs too, and counts as
+        this attempt's.
         """
         told = self._open(item)
         if told is None:
@@ -65,7 +67,7 @@ class RetainedOutputs:
             told.append(item)
 
     def _open(self, item: TokenItem) -> _Told | None:
-        """Return what is known of a request that is heard (again); None where an older attempt is, which is over."""
+        """Return the items of a request; None where ``item`` is of an older attempt, which is over."""
         request_id = item.request_id
         told = self._running.get(request_id) or self._finished.get(request_id) or _Told(item.attempt)
         if item.attempt < told.attempt:
@@ -76,7 +78,7 @@ class RetainedOutputs:
         return told
 
     def retire(self, request_id: str) -> None:
-        """Retire a request that is over here, or was preempted: keep it among the last ones."""
+        """Move a request that has ended here, or was preempted, to the retained ended ones."""
         told = self._running.pop(request_id, None)
         if told is None:
             return
@@ -85,7 +87,7 @@ class RetainedOutputs:
             self._finished.popitem(last=False)
 
     def find(self, request_id: str, index: int, *, max_bytes: int) -> TokenItem | None:
-        """Everything from output position ``index`` on as one item, or None if the request is not known.
+        """Return the output from position ``index`` on as one item, or None if the request is not known.
 
         An answer too long for ``max_bytes`` is cut between two tokens, and so is one before a gap or where another
         attempt goes on, which a gateway may have reason to refuse; the gateway asks again from there.
@@ -110,7 +112,7 @@ def _end(item: TokenItem) -> int:
 
 
 def _leads_to(said: TokenItem, item: TokenItem) -> bool:
-    """Whether a newer attempt's item goes on behind what an older one said. No end of an older one is the end then."""
+    """Return whether a newer attempt's item continues an older one's. The end of an older attempt is void then."""
     return said.finish is None and _end(said) <= item.index
 
 
@@ -133,7 +135,7 @@ def _join(items: list[TokenItem]) -> TokenItem:
 
 
 def _estimate(item: TokenItem) -> int:
-    """Bytes on the wire, rounded up."""
+    """Return an item's size on the wire in bytes, rounded up."""
     prompt = sum(32 + 16 * len(one.top) if one is not None else 1 for one in item.prompt_logprobs or ())
     logprobs = sum(64 + 16 * len(one.top) for one in item.logprobs)
     return 256 + 5 * len(item.tokens) + 4 * len(item.text) + len(item.error) + logprobs + prompt

@@ -1,8 +1,8 @@
 """The requests that this worker knows, and every way in which one comes and goes.
 
-A request ends once and says so once. An order for a request that has ended needs no answer, because its end is
-on the way already; an order for one that was never here is answered, so that no wait lasts for ever; an order
-for an older attempt is void, because the newer attempt replaced it.
+A request ends once and reports that once. An order for a request that has ended needs no answer, because its end was
+reported already; an order for one that was never here is answered, so that no wait lasts forever; an order for an older
+attempt is void, because the newer attempt replaced it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shared.messages.worker_plans import AbortRequest, AdmitRequest, ExtendLease
 _log = logs.get_logger("worker")
 
 ENDED_REMEMBERED = 8192
-"""Ends remembered to tell "over" from "never here"; far more than a worker runs at once."""
+"""Ended requests remembered, to tell them from requests never here; far more than a worker runs at once."""
 
 
 class Roster:
@@ -49,7 +49,7 @@ class Roster:
         grammars: AnswerGrammars,
         serves_adapter: Callable[[str], bool],
     ) -> None:
-        """Prepare; ``saving`` is told of every hidden lease, and of the end of its request; ``sparse`` of every end."""
+        """Prepare; ``saving`` is given every hidden lease and the end of its request; ``sparse`` every end."""
         self._serves_adapter = serves_adapter
         self._grammars = grammars
         self.requests: dict[str, RunningRequest] = {}
@@ -58,11 +58,11 @@ class Roster:
         self._vocabulary = vocabulary
         self._reporter = reporter
         self._counters = counters
-        self._ended: OrderedDict[str, int] = OrderedDict()  # Last attempt that ended here.
+        self._ended: OrderedDict[str, int] = OrderedDict()  # Last attempt that ended here, by request id.
         self._texts = KeptTexts()
 
     def admit(self, told: AdmitRequest, arrived_ns: int) -> None:
-        """Make a request known; a newer attempt replaces an older one. What it refers to must be kept here."""
+        """Make a request known; a newer attempt replaces an older one. Kept texts that it refers to must be here."""
         order, fault = None, ""
         try:
             order = self._texts.take(told)
@@ -96,14 +96,14 @@ class Roster:
         self._counters.requests_admitted += 1
         self._reporter.recall(request, growths)
         if growths and growths[-1].finish is not None:
-            # The last attempt died after its last token and before it could say so. The gateway has that
+            # The last attempt died after its last token and before it could report its end. The gateway has that
             # token's text.
             self.finish(request, Growth("", growths[-1].finish, growths[-1].stop_match))
         elif order.sampling.grammar is not None:
             request.grammar = self._grammars.begin(order.sampling.grammar, request.answer.tokens)
 
     def extend(self, order: ExtendLease) -> None:
-        """Grant pages to a running request; for one that has ended it means nothing."""
+        """Grant pages to a running request; ignored for one that has ended."""
         request = self._find(order.request_id, order.attempt)
         if request is not None:
             pages = np.frombuffer(order.pages, dtype="<i4").astype(np.int32)
@@ -114,7 +114,7 @@ class Roster:
             self._saving.extend(order.request_id, order.hidden_pages)
 
     def preempt(self, order: PreemptRequest) -> None:
-        """Forget a request and say what it has generated."""
+        """Forget a request and report the tokens that it has generated."""
         request = self._find(order.request_id, order.attempt)
         if request is not None:
             request.change("preempt")
@@ -125,7 +125,7 @@ class Roster:
             self._reporter.preempted(order.request_id, order.attempt, [])
 
     def abort(self, order: AbortRequest) -> None:
-        """End a request for the caller; what was withheld of its text is shown."""
+        """End a request for the caller; text of it that was withheld is sent."""
         reason = finish_reason(order.reason)
         request = self._find(order.request_id, order.attempt)
         if request is not None:
@@ -136,7 +136,7 @@ class Roster:
             self._reporter.finished(order.request_id, order.attempt, reason, [])
 
     def finish(self, request: RunningRequest, growth: Growth, *, error: str = "") -> None:
-        """End a request whose gateway has not been told yet."""
+        """End a request and tell its gateway, which has not been told yet."""
         self._reporter.item(request, (), growth, error=error)
         self.close(request, growth, error=error)
 
@@ -163,8 +163,9 @@ class Roster:
         self._reporter.finished(order.request_id, order.attempt, "error", output, error=error)
 
     def _miss(self, order: AdmitRequest) -> None:
-        """Report a miss to the scheduler, which stops this attempt and begins another. It waits for an answer to that,
-        so nothing of the request may count as over here.
+        """Report a missing text to the scheduler, which stops this attempt and begins another.
+
+        The scheduler waits for an answer to that, so the request may not count as ended here.
         """
         text = 0 if order.base is None else order.base.text
         _log.error("text_missing", request_id=order.request_id, text=text, kept=len(self._texts))
@@ -198,5 +199,5 @@ class Roster:
 
 
 def finish_reason(reason: str) -> FinishReason:
-    """Return the finish reason that the caller of an aborted request sees; a free-form reason is a cancellation."""
+    """Return the finish reason that the caller of an aborted request sees; any other reason is a cancellation."""
     return cast(FinishReason, reason) if reason in get_args(FinishReason) else "cancelled"

@@ -55,8 +55,10 @@ def load_runner(config: WorkerConfig, choice: DeviceChoice) -> ModelRunner | Gro
 
 
 def capture(runner: ModelRunner, most_rows: int) -> None:
-    """Capture decode steps. A model whose steps cannot, or not all, be captured goes on without, and says so. Where not
-    all can be with FlashInfer, it is given up for the next way that was proven.
+    """Capture decode steps in CUDA graphs.
+
+    A model whose steps cannot all be captured goes on without, with a line in the log. Where FlashInfer is the
+    obstacle, the next attention that was proven takes its place.
     """
     graphs = runner.capture_decode(most_rows)
     others = [way for way in runner.proofs.passed(ATTENTION) or () if way != FLASHINFER]
@@ -72,7 +74,7 @@ def capture(runner: ModelRunner, most_rows: int) -> None:
 
 
 def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
-    """Load the same over several ranks; this process is the first."""
+    """Load the same model over several ranks; this process is the first."""
     group = load_group(
         StartRank(
             rank=0,
@@ -106,7 +108,7 @@ def _load_group(config: WorkerConfig, choice: DeviceChoice) -> GroupRunner:
 
 
 def check_fit(config: WorkerConfig, gpu: GpuFacts) -> None:
-    """Raise ConfigError where no weight need be read to see that the model does not fit."""
+    """Raise ConfigError where it is known before any weight is read that the model does not fit."""
     shape = shape_of(config.model_dir, config.dtype)
     if shape is not None:
         check_weights(shape, config.tensor_parallel, gpu, room_wish(config, gpu.total))

@@ -1,7 +1,7 @@
-"""The worker's event loop: join, beat, drain and leave around what the composition root has joined. It decides nothing.
+"""The worker's event loop: join, send heartbeats, drain and leave around the parts of the composition root.
 
-Plans come in through :class:`PlanReceiver` and go to the compute thread, which runs the executor; its reports come back
-through a channel.
+It decides nothing. Plans come in through :class:`PlanReceiver` and go to the compute thread, which runs the executor;
+its reports come back through a channel.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logs.get_logger("worker")
 LEAVE_TIMEOUT_S = 5.0
 
 TOLD_GRACE = 0.9
-"""Of the time for draining, what the scheduler is told: its last word should come before we stop waiting for it."""
+"""Part of the time for draining that is announced to the scheduler, whose last word should come before it is over."""
 
 
 class WorkerShell:
@@ -69,9 +69,10 @@ class WorkerShell:
         restoration: RestorationCosts | None,
         degraded: Callable[[], Iterable[Degradation]],
     ) -> None:
-        """``let_go`` is set when the scheduler has nothing left for this worker to do. ``stores`` copies pages for the
-        storage, where this worker does that. ``restoration`` is what the cell is told that restoring costs here,
-        ``degraded`` what this worker was asked for and lacks.
+        """Prepare; ``let_go`` is set when the scheduler has nothing left for this worker to do.
+
+        ``stores`` copies pages for the storage, where this worker does that. ``restoration`` is the cost of restoring
+        here, as announced to the cell, ``degraded`` lists features that were asked for and are missing here.
         """
         self.executor = executor
         self._config, self._who, self._bus, self._runner = config, identity, bus, runner
@@ -146,9 +147,9 @@ class WorkerShell:
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)
 
     async def _drain(self, life: Lifecycle, tasks: list[asyncio.Task[None]]) -> None:
-        """Go on until the scheduler lets this worker go, its time is over, or a second signal comes.
+        """Serve until the scheduler releases this worker, its time is over, or a second signal comes.
 
-        What ends a task is raised here as it is by ``Lifecycle.watch``.
+        An error that ends a task is raised here as it is by ``Lifecycle.watch``.
         """
         grace_ms = self._config.drain_timeout_ms
         if not grace_ms or life.hurrying.is_set():
@@ -180,14 +181,14 @@ class WorkerShell:
         *,
         says_so: bool,
     ) -> None:
-        """Take no more plans, finish the step, tell everything that there is to tell."""
+        """Take no more plans, finish the step, and send all events and items that are queued."""
         self.executor.inbox.close()
         await self._plans.stop()
         done, _ = await asyncio.wait(
             {asyncio.ensure_future(_finished(computing))}, timeout=self._config.stop_timeout_ms / 1e3
         )
         for task in done:
-            task.exception()  # Raised by ``watch`` already, or of no interest any more.
+            task.exception()  # Raised by ``watch`` already, or irrelevant by now.
         self._channel.drain()
         await _cancel([task for task in tasks if task is not outbox])
         await self._tokens.flush()
@@ -233,7 +234,7 @@ class WorkerShell:
 
     async def _outputs(self, data: bytes) -> bytes:
         asked = decode(data, GetOutputs)
-        # Some room is left for what surrounds the item on the wire.
+        # Some room is left for the message around the item.
         limit = self._bus.max_payload * 3 // 4
         item = self._retained.find(asked.request_id, asked.index, max_bytes=limit)
         return encode(Outputs(item=item))

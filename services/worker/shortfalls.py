@@ -1,4 +1,4 @@
-"""What a worker was asked for and does not have, told with its heartbeats."""
+"""Features that a worker was asked for and lacks, reported with its heartbeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.messages.status import Degradation
 
 
 def profile_fault(profile: str) -> str:
-    """Why the profile that the operator named cannot be used; "" where it can, or none is named. Reads the file."""
+    """Return why the profile that the operator named cannot be used; "" where it can, or none is named. Reads it."""
     if not profile:
         return ""
     try:
@@ -34,8 +34,10 @@ def shortfalls(
     rows: StepRows,
     proofs: ProofTable,
 ) -> Iterator[Degradation]:
-    """One entry for each; ``unusable_profile`` is what :func:`profile_fault` said at the start, ``missing`` are
-    compiled libraries and why there are none, ``rows`` bounds steps, ``proofs`` are those of the worker's GPU.
+    """Yield one entry for each missing feature.
+
+    ``unusable_profile`` is the result of :func:`profile_fault` at the start, ``missing`` are compiled libraries and why
+    there are none, ``rows`` bounds steps, ``proofs`` are those of the worker's GPU.
     """
     for what, reason in pools.faults():
         yield Degradation(component=worker_id, what=what, reason=reason, setting="--host-kv-bytes")
@@ -45,7 +47,7 @@ def shortfalls(
         yield Degradation(component=worker_id, what="profile", reason=unusable_profile, setting="--profile")
     for reason in library_versions.untried():
         yield Degradation(component=worker_id, what="libraries", reason=reason)
-    missing = dict(missing)  # Another thread may find one more meanwhile.
+    missing = dict(missing)  # A copy, because another thread may add to it meanwhile.
     for reason in dict.fromkeys(missing.values()):
         names = ", ".join(name for name, why in missing.items() if why == reason)
         yield Degradation(component=worker_id, what="native code", reason=f"portable paths replace {names}: {reason}")
@@ -54,7 +56,7 @@ def shortfalls(
 
 
 def unproven(proofs: ProofTable) -> Iterator[tuple[str, str]]:
-    """Parts of CUDA that serve in another way than the best, one entry each, with what to do about it."""
+    """Yield each part of CUDA that is served by another way than the best, with what to do about it."""
     lost: dict[str, list[Lost]] = {}
     for each in proofs.lost():
         lost.setdefault(each.part, []).append(each)

@@ -1,6 +1,4 @@
-"""Whether a sparse prefix can be what its order says; whatever could let a request read or write what is not its own is
-found here. Pure.
-"""
+"""Checks of a sparse prefix against its order, so that no request can read or write pages of others. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ from shared.messages.worker_plans import AdmitRequest, SparsePrefix
 def sparse_fault(
     order: AdmitRequest, sparse: SparsePrefix, table: npt.NDArray[np.int32], page_size: int, pool_pages: int
 ) -> str:
-    """Return what is wrong with the sparse prefix of ``order``, whose page table (int32) is ``table``; "" if nothing
-    is.
+    """Return what is wrong with the sparse prefix of ``order``, or "".
+
+    ``table`` is the order's page table, int32.
     """
     if order.hidden_lease is not None:
         return "hidden states behind a sparse prefix are lossy and cannot be saved"

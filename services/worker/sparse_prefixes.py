@@ -1,4 +1,4 @@
-"""The sparse prefixes of this worker's requests: made when the first step needs one, gone with the request.
+"""Sparse prefixes of this worker's requests, each made for the first step that needs it and dropped with its request.
 
 Used by the compute thread. What a layer chose is kept across repeats of a step, and void as soon as KV that it was
 chosen on turns out not to be there.
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from services.worker.importance.identification import ProbeHeads
-from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
+from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule
 from services.worker.importance.kept_kv import KeptInPages
 from services.worker.importance.prefix_source import PrefixSource
 from services.worker.importance.selection import Budget, tokens_loaded
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.importance.shares import chunk_shares
 from services.worker.importance.similarity import ALPHA
-from services.worker.importance.speculation import ReadAhead
-from services.worker.importance.speculation_control import SpeculationControl
 from services.worker.kv.device_pool import DevicePool
 from services.worker.requests import RunningRequest
 from services.worker.steps import Work
@@ -38,7 +36,9 @@ class DiskSource(PrefixSource, Protocol):
     """A prefix that is read from the disk; ``disk_bytes`` counts what that has taken so far."""
 
     @property
-    def disk_bytes(self) -> int: ...
+    def disk_bytes(self) -> int:
+        """Bytes read from the disk for it so far."""
+        ...
 
 
 OpenSource = Callable[[SparsePrefix], DiskSource]
@@ -51,7 +51,7 @@ class ImportanceSettings:
 
     probe_heads: int = PROBE_HEADS
     alpha: float = ALPHA
-    speculation: Literal["auto", "off"] = "auto"
+    prefetch_keys: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Open:
 
 
 class SparsePrefixes:
-    """One for a worker. Its maker closes it."""
+    """The sparse prefixes of one worker, by request."""
 
     def __init__(
         self,
@@ -80,25 +80,22 @@ class SparsePrefixes:
         open_source: OpenSource | None,
         clock_ns: Callable[[], int],
         settings: ImportanceSettings | None = None,
+        on_closed: Callable[[ImportantPrefix], object] = lambda prefix: None,
     ) -> None:
-        """Without ``open_source`` no prefix can be read, so that all are refused. ``clock_ns`` measures waits."""
+        """Without ``open_source`` no prefix can be read, so that all are refused. ``clock_ns`` measures waits.
+
+        ``on_closed`` is called with each prefix that is not used any more.
+        """
         self._pool, self._open_source = pool, open_source
         self._clock_ns = clock_ns
         self._settings = settings or ImportanceSettings()
-        self._read_ahead: ReadAhead | None = None
-        self._control: SpeculationControl | None = None
-        if self._settings.speculation == "auto" and open_source is not None:
-            self._read_ahead, self._control = ReadAhead(), SpeculationControl()
+        self._on_closed = on_closed
         self._opened: dict[str, _Open] = {}  # By request.
 
-    @property
-    def resting_layers(self) -> int:
-        """Layers for which reading ahead does not pay at the moment."""
-        return self._control.resting if self._control is not None else 0
-
     def needed_by(self, work: Sequence[Work]) -> dict[int, ImportantPrefix]:
-        """Return the prefixes that ``work`` attends over, by its place. Raises SelectionFailed for one that cannot be
-        read.
+        """Return the prefixes that ``work`` attends over, by its place.
+
+        Raises SelectionFailed for one that cannot be read.
         """
         return {
             number: self._prefix_of(item.request, item.request.sparse)
@@ -107,8 +104,9 @@ class SparsePrefixes:
         }
 
     def take_in(self, computed: Iterable[RunningRequest]) -> list[LoadedPrefix]:
-        """Return the prefixes of these requests that a step has brought to their end, each once; usage counts them
-        now.
+        """Return the prefixes of these requests that a step has brought to their end, each once.
+
+        The usage of their requests counts them now.
         """
         loaded = []
         for request in computed:
@@ -121,18 +119,15 @@ class SparsePrefixes:
         return loaded
 
     def end(self, request_id: str) -> None:
-        """End a request. What is still being read ahead for it lands in memory of its own, and in no pages."""
-        self._opened.pop(request_id, None)
-
-    def close(self) -> None:
-        """Wait for what is being read ahead."""
-        self._opened.clear()
-        if self._read_ahead is not None:
-            self._read_ahead.close()
+        """End a request."""
+        opened = self._opened.pop(request_id, None)
+        if opened is not None:
+            self._on_closed(opened.prefix)
 
     def _prefix_of(self, request: RunningRequest, sparse: SparsePrefix) -> ImportantPrefix:
         opened = self._opened.get(request.request_id)
         if opened is None or opened.losses != request.sparse_losses:
+            self.end(request.request_id)
             try:
                 opened = self._open(request, sparse)
             except Exception as error:  # Whatever it is, it is one request's misfortune.
@@ -148,15 +143,12 @@ class SparsePrefixes:
         wanted, settings = sparse.importance, self._settings
         room = tokens_loaded(wanted.ratio, sparse.end - sparse.start)
         budget = Budget(wanted.ratio, wanted.first_tokens, wanted.recent_tokens, room)
-        speculation = None
-        if self._read_ahead is not None and self._control is not None:
-            speculation = Speculation(self._read_ahead, self._control)
         prefix = ImportantPrefix(
             source,
             LoadingRule(budget, wanted.metric, ProbeHeads(settings.probe_heads), settings.alpha),
             self._pool.geometry.layers,
-            speculation,
             lambda: self._clock_ns() / 1e9,
+            prefetches_keys=settings.prefetch_keys,
             kept=KeptInPages(self._pool, np.array(unpack_int32(sparse.pages), dtype=np.int32)),
             name=request.request_id,
         )

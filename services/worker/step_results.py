@@ -1,4 +1,4 @@
-"""What a step brought its requests: further tokens, an end, the wish for more pages, or the blame for an exception."""
+"""Results of a step for its requests: further tokens, an end, a request for pages, or the blame for an exception."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.worker.requests import RunningRequest
 from services.worker.roster import Roster
 
 REQUEST_FAILURES = 3
-"""Computations of one request that may raise in a row before it is ended with an error."""
+"""Failed computations of one request before it is ended with an error."""
 
 
 class StepResults:
@@ -27,12 +27,13 @@ class StepResults:
         *,
         lease_low_tokens: int,
     ) -> None:
+        """Ask for pages at a decode room of ``lease_low_tokens``, as ``RunningRequest.needs_lease`` has it."""
         self._grammars = grammars
         self._roster, self._reporter, self._counters = roster, reporter, counters
         self._lease_low_tokens = lease_low_tokens
 
     def take_in(self, outcome: Outcome, now_ns: int) -> None:
-        """Take over what was computed, and deal with what raised."""
+        """Add the computed tokens to their requests, and handle what raised."""
         for computed in outcome.done:
             self._advance(computed, now_ns)
         self._grammars.follow()
@@ -49,18 +50,18 @@ class StepResults:
             request.prompt_logprobs.update(computed.prompt_logprobs)
         request.held_logits = computed.held_logits
         for place, sampled in enumerate(computed.sampled):
-            if place:  # Its row has the KV of the token before, a proposal that was right.
+            if place:  # The row holds the KV of the token before, a proposal that was right.
                 request.reach(len(request.tokens))
             self._append(request, sampled, now_ns)
             if not request.is_decoding:
-                return  # What was chosen behind the end of the answer is void.
+                return  # Tokens chosen behind the end of the answer are void.
         if request.grammar is not None and computed.sampled:
             request.grammar.accept([sampled.token for sampled in computed.sampled])
 
     def _append(self, request: RunningRequest, sampled: Sampled, now_ns: int) -> None:
         """Add a token to the answer, or end it where none could be chosen."""
         if sampled.error is not None:
-            # Its KV is right, but its parameters or its logits leave no token: trying again would not help.
+            # The KV is right, but the parameters or the logits leave no token: trying again would not help.
             self._roster.fail(request, sampled.error.message)
             return
         request.change("sample")
@@ -73,7 +74,7 @@ class StepResults:
             self._roster.close(request, growth)
 
     def _ask_for_leases(self) -> None:
-        """Ask for those that need pages now, and with them for those that would ask soon."""
+        """Ask for pages for the requests that need them now, and for those that would ask soon."""
         requests, low = self._roster.requests.values(), self._lease_low_tokens
         if not any(request.needs_lease(low) for request in requests):
             return

@@ -1,4 +1,4 @@
-"""What computing tells the saving of hidden states: which rows a pass computes, and what of them came to naught."""
+"""The interface between computing and saving of hidden states: which rows a pass computes, and which became void."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SavedStep(Protocol):
     """One step whose hidden states may be saved."""
 
     def around(self, work: Sequence[Work], meta: ForwardMeta) -> AbstractContextManager[None]:
-        """Around one forward pass over the rows of ``work``, one behind the other."""
+        """Wrap one forward pass over the rows of ``work``, in that order, and take their hidden states."""
 
     def void(self) -> None:
-        """Nothing of the step is right."""
+        """Discard all that was taken in this step."""
 
     def drop(self, work: Iterable[Work]) -> None:
-        """Drop the rows of these, which are not right."""
+        """Discard the rows of this work, which are not right."""
 
 
 class _NotSaved:
@@ -43,7 +43,7 @@ NOT_SAVED: SavedStep = _NotSaved()
 
 
 class StepSaving:
-    """A step that saves the requests that ``name_of`` has a name for."""
+    """A step that saves the hidden states of some of its requests."""
 
     def __init__(
         self,
@@ -52,9 +52,14 @@ class StepSaving:
         inputs: AttentionInputs | None,
         pool: DevicePool,
     ) -> None:
+        """Save by ``step`` the requests for whose id ``name_of`` returns a sequence's name.
+
+        ``inputs`` give hidden states, None where only KV is saved; KV is read from ``pool``.
+        """
         self._step, self._name_of, self._inputs, self._pool = step, name_of, inputs, pool
 
     def around(self, work: Sequence[Work], meta: ForwardMeta) -> AbstractContextManager[None]:
+        """Take the rows of the requests that have a name; the others are computed and not saved."""
         rows, first = [], 0
         for item in work:
             name = self._name_of(item.request.request_id)
@@ -64,8 +69,10 @@ class StepSaving:
         return self._step.around(rows, self._inputs, self._pool, meta.slots)
 
     def void(self) -> None:
+        """Discard all that was taken; the step's KV may be wrong."""
         self._step.void()
 
     def drop(self, work: Iterable[Work]) -> None:
+        """Discard the rows of this work; work that is not saved is ignored."""
         names = (self._name_of(item.request.request_id) for item in work)
         self._step.drop(name for name in names if name is not None)

@@ -1,7 +1,7 @@
-"""What the next step computes. Pure: reads running requests and the batch at the head, changes nothing.
+"""The work of the next step. Pure: reads running requests and the batch at the head, changes nothing.
 
-A step is one token of every decoding request that has page room, then the chunks of the next RunBatch.
-A chunk whose prefix is not on the device is rejected, never computed on top of nothing.
+A step is one token of every decoding request that has page room, then the chunks of the next RunBatch. A chunk whose
+prefix is not on the device is rejected, never computed without it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class Work:
 
     @property
     def rows(self) -> int:
+        """Number of rows, one for each token."""
         return self.end - self.start
 
     def with_fewer(self, rows: int) -> Work:
-        """With proposals for ``rows`` rows at most; work without any stays as it is."""
+        """Return the work with proposals for ``rows`` rows at most; work without proposals stays as it is."""
         if rows >= self.rows or not self.proposed:
             return self
         return replace(self, end=self.start + rows, proposed=self.proposed[: rows - 1])
 
 
 def decodes(requests: Iterable[RunningRequest]) -> list[Work]:
-    """One token of every decoding request that has page room, in order of admission."""
+    """Return one token of work for every decoding request that has page room, in order of admission."""
     return [
         Work(request, request.computed, request.computed + 1, samples=True, is_chunk=False)
         for request in requests
@@ -50,7 +51,10 @@ def decodes(requests: Iterable[RunningRequest]) -> list[Work]:
 
 
 def chunks(requests: Mapping[str, RunningRequest], planned: Sequence[PrefillChunk]) -> tuple[list[Work], list[str]]:
-    """Work for the planned chunks, one a request, and the ids of requests whose chunk cannot be computed now."""
+    """Return the work of the planned chunks, one for each request.
+
+    Also return the ids of requests whose chunk cannot be computed now.
+    """
     work: list[Work] = []
     rejected: list[str] = []
     seen: set[str] = set()
@@ -65,10 +69,10 @@ def chunks(requests: Mapping[str, RunningRequest], planned: Sequence[PrefillChun
 
 
 def is_computable(request: RunningRequest, chunk: PrefillChunk) -> bool:
-    """Whether the chunk continues KV that is there.
+    """Return whether the chunk continues KV that is there.
 
-    Recomputing tokens whose KV is there already is fine: same slots, same values. What is read of a sparse prefix
-    is never computed.
+    Recomputing tokens whose KV is there already is fine: same slots, same values. Tokens read of a sparse prefix are
+    never computed.
     """
     return (
         chunk.attempt == request.attempt
@@ -82,11 +86,11 @@ def is_computable(request: RunningRequest, chunk: PrefillChunk) -> bool:
 def split_lost(
     work: Iterable[Work], loads: Sequence[PageLoad], failed: Collection[str], lost_pages: Collection[int]
 ) -> tuple[list[Work], list[Work], frozenset[int]]:
-    """Split ``work`` into what has its prefix, and what stands on pages that are not there; also all those pages.
+    """Split ``work`` into what has its prefix, and what stands on missing pages; return these pages, too.
 
     Lost are ``lost_pages``, the pages of all ``loads`` of a request that failed for whatever reason (the scheduler
-    undoes such a load, and others may stand on it: a bundle hit), and the pages that lost chunks were to write;
-    so one loss may lead to the next. Decode steps stand on their own pages and are never lost.
+    undoes such a load, and others may stand on it: a bundle hit), and the pages that lost chunks were to write; so one
+    loss may lead to the next. Decode steps stand on their own pages and are never lost.
     """
     good, lost = list(work), list[Work]()
     gone, failures = set(lost_pages), set(failed)
@@ -103,7 +107,7 @@ def split_lost(
 
 
 def _stands_on(work: Work, pages: Collection[int]) -> bool:
-    """Whether tokens before this chunk lie in any of ``pages``."""
+    """Return whether tokens before this chunk lie in any of ``pages``."""
     if not work.is_chunk or not pages:
         return False
     before = work.request.pages[: -(-work.start // work.request.page_size)]
@@ -111,11 +115,11 @@ def _stands_on(work: Work, pages: Collection[int]) -> bool:
 
 
 def pages_of_load(load: PageLoad) -> list[int]:
-    """Device pages that a load fills."""
+    """Return the device pages that a load fills."""
     return unpack_int32(load.device_pages[: len(load.device_pages) // 4 * 4])
 
 
 def pages_of(work: Work) -> frozenset[int]:
-    """Pages that this work writes; when it failed, they are void."""
+    """Return the pages that this work writes; if it fails, they are void."""
     size = work.request.page_size
     return frozenset(work.request.pages[work.start // size : -(-work.end // size)].tolist())

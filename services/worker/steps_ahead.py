@@ -1,16 +1,16 @@
 """Decode steps; the next is launched before the host has read the tokens of this one, so that no GPU waits.
 
-The device has each token where the next step takes it from, so the host need not know it to launch that step. It reads
+The device writes each token where the next step reads it, so the host need not know it to launch that step. It reads
 the tokens of step n while step n+1 computes. Only plain steps are launched so: single rows of requests whose tokens are
-chosen as the logits are (``sampler.may_be_unread``). Whatever else there is to do waits until the step under way is
-read: orders, chunks, tokens that a grammar holds back.
+chosen as the logits are (``sampler.may_be_unread``). All other work waits until the step under way is read: orders,
+chunks, tokens that a grammar holds back.
 
-A request may turn out to have ended when the step behind its last token is under way. What that computes of it is
-discarded: its token is void, and its KV lies behind the end, where no page counts as computed. The end is told only
-when that step is done (:attr:`StepsAhead.held`), because the scheduler then gives the pages away.
+A request may turn out to have ended when the step behind its last token is under way. That step's results for it are
+discarded: its token is void, and its KV lies behind the end, where no page counts as computed. The end is reported only
+when that step is done (:attr:`StepsAhead.held`), because the scheduler then reuses the pages.
 
-Whenever something is not as expected - a launch that fails, logits without a token - what is under way is given up and
-the step is taken in the ordinary order, which computes the same values into the same slots.
+Whenever something is not as expected - a launch that fails, logits without a token - the step under way is given up and
+taken in the ordinary order, which computes the same values into the same slots.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shared import logs
 _log = logs.get_logger("worker")
 
 MOST_RESTED = 256
-"""Steps in the ordinary order after one was given up: as many as it takes to see that it is worth another try."""
+"""Most steps taken in the ordinary order after one was given up, before another is launched ahead."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,13 @@ class _Launched:
 
 
 class StepsAhead:
-    """Used by the compute thread only. There are two steps on the device at the most."""
+    """Launches decode steps ahead, two on the device at the most. Used by the compute thread only."""
 
     def __init__(self, computer: StepComputer, saving: HiddenSaving, clock_ns: Callable[[], int]) -> None:
+        """Begin with no step under way; while ``saving`` is not idle none is launched.
+
+        ``clock_ns`` gives the times at which steps begin.
+        """
         self._computer, self._saving, self._clock_ns = computer, saving, clock_ns
         self._under_way: _Launched | None = None
         self._rest = 0  # Steps to take in the ordinary order before another is launched.
@@ -60,13 +64,14 @@ class StepsAhead:
 
     @property
     def held(self) -> frozenset[str]:
-        """Requests that have ended and that the step under way still writes KV of: their ends are not told yet."""
+        """Ended requests whose KV the step under way still writes: their ends are not reported yet."""
         work = () if self._under_way is None else self._under_way.work
         return frozenset(item.request.request_id for item in work if not item.request.is_decoding)
 
     def begin(self, work: Sequence[Work]) -> bool:
-        """Launch a step of ``work``, whose tokens the host knows; False where it has to be taken in the ordinary
-        order. Nothing is under way before.
+        """Launch a step of ``work``, whose tokens the host knows.
+
+        Return False where it must be taken in the ordinary order. No step is under way before.
         """
         if self._rest:
             self._rest -= 1
@@ -75,10 +80,10 @@ class StepsAhead:
         return self.is_under_way
 
     def advance(self, *, may_launch: bool) -> tuple[Outcome, int] | None:
-        """Launch the step behind the one under way, if it ``may_launch``, and then read that one: what it brought, and
-        when it began. None where it has to be taken again, in the ordinary order; nothing is under way then.
+        """Launch the next step, if it ``may_launch``, then read the one under way.
 
-        Raises DeviceFailed, and what waiting for the device raises.
+        Return its outcome and when it began. None where it must be taken again, in the ordinary order; no step is under
+        way then. Raises DeviceFailed, and what waiting for the device raises.
         """
         now = self._under_way
         assert now is not None
@@ -107,7 +112,7 @@ class StepsAhead:
         return self._launch([item for _, item in going_on], after)
 
     def _launch(self, work: Sequence[Work], after: Following | None) -> _Launched | None:
-        """None where such a step is not launched ahead, or failed to be."""
+        """Launch a step; return None where it cannot be launched ahead, or launching failed."""
         if not self._saving.is_idle:
             return None
         started_ns = self._clock_ns()
@@ -138,8 +143,9 @@ class StepsAhead:
         return [Computed(step.work[row], (Sampled(tokens[row]),)) for row in live]
 
     def _give_up(self, reason: str) -> None:
-        """Take some steps in the ordinary order: the more, the more often it comes to this. Nothing is under way
-        when this returns, and nothing is written any more.
+        """Take some steps in the ordinary order, more each time that one is given up.
+
+        When this returns no step is under way, and nothing is written any more.
         """
         _log.info("step_ahead_given_up", reason=reason, steps=self._next_rest)
         self._under_way = None
@@ -148,9 +154,7 @@ class StepsAhead:
 
 
 def _goes_on(item: Work) -> bool:
-    """Whether a request has another token behind the one that ``item`` brings, for all that is known before it is read,
-    and page room to compute on it.
-    """
+    """Return whether a request certainly has another token behind that of ``item``, and page room to compute on it."""
     request = item.request
     is_last = len(request.answer.tokens) + 1 >= request.answer.max_tokens
     return request.is_decoding and not is_last and item.end < request.capacity

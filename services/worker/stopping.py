@@ -23,7 +23,7 @@ class StopByToken:
 def stop_by_token(
     params: SamplingParams, eos_token_ids: Collection[int], token: int, position: int
 ) -> StopByToken | None:
-    """Whether ``token`` at output ``position`` (from 0) ends the answer."""
+    """Return the stop if ``token`` at output ``position`` (from 0) ends the answer, else None."""
     is_end = token in eos_token_ids and not params.ignore_eos
     if position < params.min_tokens and not (is_end and params.grammar is not None):
         return None
@@ -42,13 +42,14 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        """Look for ``stops``, but not for empty ones; with ``include_stop`` the stop string itself is shown, too."""
         self._stops = tuple(stop for stop in stops if stop)
         self._include_stop = include_stop
         self._held = ""
         self.matched: str | None = None
 
     def feed(self, piece: str) -> str:
-        """Add text; return what may be shown now. After a match ``matched`` is set and nothing more is shown."""
+        """Add text; return the part that may be shown now. After a match ``matched`` is set and no more is shown."""
         if not self._stops:
             return piece
         if self.matched is not None or not piece:
@@ -84,7 +85,7 @@ class StopMatcher:
         return None if best is None else (best[1], best[2])
 
     def _suspicious_suffix(self, text: str) -> int:
-        """Length of the longest suffix of ``text`` that is the beginning of a stop string."""
+        """Return the length of the longest suffix of ``text`` that is the beginning of a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

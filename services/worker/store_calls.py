@@ -15,10 +15,10 @@ from shared.codec import decode, encode
 from shared.messages.page_stores import PagesStored, StorePages
 
 CALLS_MOST = 32
-"""Calls that wait or run at a time; a storage has as many as it has threads."""
+"""Most calls that wait or run at a time; a storage has as many as it has threads."""
 
 ANSWERS_KEPT = 256
-"""Answers that are remembered for calls that are asked again; the storage does so within seconds."""
+"""Answers remembered for repeated calls; the storage repeats one within seconds."""
 
 _Key = tuple[str, str, int, int]
 
@@ -27,11 +27,15 @@ class StoreCalls:
     """Owned by the event loop."""
 
     def __init__(self, incarnation: str, pools: HostPools, stores: HostStores) -> None:
+        """Answer calls to this ``incarnation``; ``stores`` copies into ``pools``, and neither is closed here."""
         self._incarnation, self._pools, self._stores = incarnation, pools, stores
-        self._calls: dict[_Key, asyncio.Future[Any]] = {}  # In their order; each ends with a PagesStored.
+        self._calls: dict[_Key, asyncio.Future[Any]] = {}  # In order of arrival; each ends with a PagesStored.
 
     async def answer(self, data: bytes) -> bytes:
-        """Handle one call. If this is cancelled there is no answer, and the copy goes on to its end."""
+        """Handle one call; return the packed answer.
+
+        If this is cancelled there is no answer, and the copy runs to its end.
+        """
         call = decode(data, StorePages)
         if call.worker_incarnation != self._incarnation:
             return encode(PagesStored(refused=f"this is incarnation {self._incarnation}"))
@@ -50,7 +54,7 @@ class StoreCalls:
         return encode(await asyncio.shield(self._calls[key]))
 
     def _forget(self) -> None:
-        """Forget the oldest answers beyond those that are kept."""
+        """Forget the oldest answers beyond ``ANSWERS_KEPT``."""
         ended = [key for key, each in self._calls.items() if each.done()]
         for key in ended[: max(0, len(ended) - ANSWERS_KEPT)]:
             del self._calls[key]

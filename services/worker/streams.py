@@ -1,4 +1,4 @@
-"""Waiting for the streams, which the scheduler makes; workers may be started before it."""
+"""Waiting for the streams that the scheduler makes; workers may be started before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logs.get_logger("worker")
 
 
 async def wait_for_streams(bus: Bus, life: Lifecycle) -> bool:
-    """Return when there are both streams; False when stopped before that."""
+    """Return True when both streams exist; False when stopped before that."""
     backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
     while not life.stopping.is_set():
         try:

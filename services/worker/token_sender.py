@@ -1,9 +1,8 @@
-"""Tokens on their way to gateways: one core message per gateway and step, at most once, never waited for.
+"""Messages of tokens to gateways: one core message per gateway and step, at most once, never waited for.
 
-A message leaves as soon as it is put, without waking a task. Only what the connection does not take at once is queued.
-
-A message lost here (the broker is away, or the gateway is slow) is asked for by the gateway, which sees the gap
-in ``TokenItem.index``.
+A message leaves as soon as it is put, without waking a task. Only messages that the connection does not take at once
+are queued. A message lost here (the broker is away, or the gateway is slow) is asked for by the gateway, which sees the
+gap in ``TokenItem.index``.
 """
 
 from __future__ import annotations
@@ -23,9 +22,14 @@ from shared.messages.tokens import TokenBatch, TokenItem
 
 
 class TokenSender:
-    """Owned by the event loop. ``on_too_large`` is told of an item that no message can carry."""
+    """Sends messages of tokens, or queues them. Owned by the event loop."""
 
     def __init__(self, bus: Bus, *, on_too_large: Callable[[TokenItem], None], capacity: int = 4096) -> None:
+        """Send over ``bus``, which is not closed here, and queue at most ``capacity`` messages.
+
+        ``on_too_large`` is called, on the event loop, with an item that no message can carry; an error is sent in its
+        place.
+        """
         self._bus = bus
         self._on_too_large = on_too_large
         self._batches: deque[tuple[str, TokenBatch]] = deque()
@@ -44,7 +48,7 @@ class TokenSender:
         self._changed.set()
 
     async def run(self) -> None:
-        """Send for ever."""
+        """Send queued messages until cancelled."""
         while True:
             if not self._batches:
                 self._changed.clear()
@@ -52,12 +56,12 @@ class TokenSender:
             await self._send_next()
 
     async def flush(self) -> None:
-        """Send what is queued; for the end, after ``run`` was cancelled."""
+        """Send the queued messages; for the end, after ``run`` was cancelled."""
         while self._batches:
             await self._send_next()
 
     def _send_now(self, gateway_id: str, batch: TokenBatch) -> bool:
-        """Send a message that may leave as it is and at once; whether it did."""
+        """Send a message if it may leave as it is and at once; return whether it did."""
         try:
             is_sent = self._bus.publish_now(subjects.tokens(gateway_id), encode(batch))
         except (Unavailable, PayloadTooLarge):

@@ -1,6 +1,6 @@
-"""The GPUs that torch finds. ``python -m services.worker.torch_gpus`` says as JSON what ``--device auto`` would take.
+"""The GPUs that torch finds. ``python -m services.worker.torch_gpus`` prints as JSON the choice of ``--device auto``.
 
-What touches a GPU here has not run on one.
+The parts that touch a GPU have not run on one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ _DRIVER_NODES = Path("/dev")
 
 
 class TorchGpus:
-    """See :class:`services.worker.device_choice.Gpus`."""
+    """The GPUs of this machine through torch; see :class:`services.worker.device_choice.Gpus`."""
 
     @cached_property
     def count(self) -> int:
+        """GPUs that torch can address; 0 where CUDA cannot be initialised."""
         return int(_cuda.device_count()) if torch.cuda.is_available() else 0
 
     @cached_property
     def absence(self) -> str:
+        """The driver's own words where it cannot be initialised, or that torch is built without CUDA."""
         if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
             return f"torch {torch.__version__} is built without CUDA"
         try:
             _cuda.init()
-        except Exception as error:  # Of whatever kind: the driver's words are what the operator needs.
+        except Exception as error:  # Of any kind: the operator needs the driver's words.
             return _first_line(error)
         return "torch finds no GPU here"
 
@@ -51,22 +53,26 @@ class TorchGpus:
 
     @property
     def mig_instances(self) -> int:
+        """Number of MIG instances named in CUDA_VISIBLE_DEVICES."""
         return len(_instances())
 
     def uuid(self, index: int) -> str:
+        """Return the GPU's UUID, or that of the first visible MIG instance."""
         instances = _instances()
         if instances:  # Drivers differ in whether an instance has the UUID of its GPU, which others share.
             return instances[0]
         return str(_cuda.get_device_properties(index).uuid)
 
     def name(self, index: int) -> str:
+        """Return the driver's name of the GPU."""
         return str(_cuda.get_device_name(index))
 
     def memory_bytes(self, index: int) -> int:
-        """All memory of one."""
+        """Return the total memory of one GPU."""
         return int(_cuda.get_device_properties(index).total_memory)
 
     def fault(self, index: int) -> str:
+        """Multiply a small matrix on the GPU; return why that failed or was wrong, or ""."""
         try:
             ones = torch.ones((64, 64), device=f"cuda:{index}")
             total = float((ones @ ones).sum().item())
@@ -76,7 +82,7 @@ class TorchGpus:
 
 
 def gpu_facts(index: int) -> GpuFacts:
-    """Its name and memory, beside how many there are."""
+    """Return the name and memory of a GPU, and how many there are."""
     gpus = TorchGpus()
     return GpuFacts(gpus.name(index), gpus.memory_bytes(index), gpus.count)
 
@@ -91,7 +97,7 @@ def _first_line(error: Exception) -> str:
 
 
 def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
-    """Where this worker's model runs. Raises ConfigError with the reason why it can run nowhere as configured."""
+    """Return the device of this worker's model. Raises ConfigError with the reason why it cannot run as configured."""
     choice = choose_device(
         config.device,
         gpus or TorchGpus(),
@@ -107,12 +113,12 @@ def choose(config: WorkerConfig, gpus: Gpus | None = None) -> DeviceChoice:
 
 
 def device_bytes(choice: DeviceChoice) -> int:
-    """All memory of the first GPU that was chosen; 0 on a CPU."""
+    """Return the total memory of the first chosen GPU; 0 on a CPU."""
     return TorchGpus().memory_bytes(choice.first_gpu) if choice.kind == "cuda" else 0
 
 
 def main() -> int:
-    """Print torch's version, all GPUs, and what ``auto`` takes for one worker."""
+    """Print torch's version, all GPUs, and the choice of ``auto`` for one worker, as JSON."""
     gpus = TorchGpus()
     choice = choose_device("auto", gpus)
     found = {

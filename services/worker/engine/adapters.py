@@ -45,21 +45,22 @@ class LowRankWeights:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds in one layer, where the model's own module computes it."""
+    """An adapter's term in one layer, ``scale * b(a(x))``, where the model's own module computes the layer."""
 
     a: Callable[[torch.Tensor], torch.Tensor]
     b: Callable[[torch.Tensor], torch.Tensor]
     scale: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, inputs] of any type to float32 [rows, outputs]."""
+        """Return the term of x [rows, inputs] of any type, float32 [rows, outputs]."""
         return self.b(self.a(x.float())) * self.scale
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """An adapter in memory, by the names of modules in the model: ``weights`` for a forward that computes with them,
-    ``terms`` for modules, one of the two.
+    """An adapter in memory, by the names of modules in the model.
+
+    One of the two is filled: ``weights`` for a fused forward, ``terms`` for hooks on the model's modules.
     """
 
     digest: str
@@ -80,22 +81,26 @@ _STEP: ContextVar[Sequence[AdapterRows]] = ContextVar("adapter_rows", default=()
 
 
 class Adapters:
-    """The adapters of one model. Used by the compute thread, but for :meth:`prepare`."""
+    """The adapters of one model. All methods but :meth:`prepare` are for the compute thread."""
 
     def __init__(self, model: Any, device: torch.device, *, are_fused: bool = False, refusal: str = "") -> None:
-        """``are_fused``: a fused forward adds the terms, and no module has to. ``refusal`` is why steps of this model
-        do not call its modules with all rows at once, so that nothing can be added; "" where they do.
+        """Serve adapters by hooks on modules, or without any if ``are_fused``: a fused forward adds the terms.
+
+        ``refusal`` says why adapters are refused, where steps of this model do not call its modules with all rows at
+        once; "" where they do.
         """
         self._model, self._device, self.are_fused, self._refusal = model, device, are_fused, refusal
         self._loaded: dict[str, Adapter] = {}
-        self._hooks: dict[str, Any] = {}  # By module: how to take its hook away.
+        self._hooks: dict[str, Any] = {}  # By module, the handle that removes its hook.
 
     def __contains__(self, digest: str) -> bool:
+        """Return whether the adapter with this ``digest`` is loaded."""
         return digest in self._loaded
 
     def prepare(self, files: AdapterFiles, tensors: Mapping[str, torch.Tensor]) -> Adapter:
-        """Bring an adapter's weights into the form that steps read; from any thread. Raises AdapterRefused where it
-        does not fit the model.
+        """Convert an adapter's weights into the form that steps read; from any thread.
+
+        Raises AdapterRefused where it does not fit the model.
         """
         if self._refusal:
             raise AdapterRefused(f"adapters of this model are not served yet: {self._refusal}")
@@ -106,8 +111,10 @@ class Adapters:
         return Adapter(files.digest, tuple(weights), {}, terms)
 
     def put(self, adapter: Adapter) -> None:
-        """Serve an adapter from now on. Raises AdapterRefused, and serves it not, where the model calls one of its
-        layers in another way than once a step with all rows in order: then it would be unknown which rows are whose.
+        """Serve an adapter from now on.
+
+        Raises AdapterRefused, and does not serve it, where the model calls one of its layers otherwise than once a step
+        with all rows in order: the rows of a request could not be found.
         """
         self._check_calls(adapter)
         self._loaded[adapter.digest] = adapter
@@ -126,8 +133,9 @@ class Adapters:
             self._hooks.pop(name).remove()
 
     def rows_of(self, segments: Sequence[Segment]) -> list[AdapterRows]:
-        """Return the rows of each adapter in a step; empty where all rows are the base model's. Raises
-        InvariantViolated for an adapter that is not loaded.
+        """Return the rows of each adapter in a step; empty where all rows are the base model's.
+
+        Raises InvariantViolated for an adapter that is not loaded.
         """
         if not any(segment.adapter for segment in segments):  # Nearly every step.
             return []
@@ -185,7 +193,7 @@ class Adapters:
 
 @contextmanager
 def adapting(step: Sequence[AdapterRows]) -> Iterator[None]:
-    """Within this block the models that this thread runs add to these rows what their adapters add."""
+    """Add to these rows what their adapters add, in all models that this thread runs within the block."""
     token = _STEP.set(step)
     try:
         yield
@@ -194,7 +202,7 @@ def adapting(step: Sequence[AdapterRows]) -> Iterator[None]:
 
 
 def _adding(name: str) -> Callable[[Any, tuple[torch.Tensor, ...], torch.Tensor], None]:
-    """Return the hook of a module: it adds to the module's output in place, which has no other reader yet."""
+    """Return the hook of a module. It adds to the module's output in place, before anything else reads it."""
 
     def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         for part in _STEP.get():

@@ -1,6 +1,6 @@
 """The one attention function that every model calls, through Hugging Face's attention interface.
 
-It owns nothing: the step under way decides what attention does: :class:`~services.worker.engine.paged_step.PagedStep`
+It owns nothing. The step under way decides what attention does: :class:`~services.worker.engine.paged_step.PagedStep`
 in service, :class:`~services.worker.engine.probe.LayoutProbe` when a model is examined at load. It is a context
 variable (:func:`attending`), because some models do not hand keywords on to their attention. No mask function is
 registered under our name, so the models hand over no mask.
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "thermocline"
 
 CHUNK = "thermocline_attention_chunk"
-"""Attribute of attention modules that attend in chunks: keys of a chunk (:mod:`services.worker.engine.chunks`)."""
+"""Name of the attribute of attention modules that holds the keys of a chunk (:mod:`services.worker.engine.chunks`)."""
 
 
 class Scoring(TypedDict):
-    """What is said of keys beside where they are; :class:`AttentionCall` says what each is."""
+    """How keys are scored and which of them are visible, as keywords for kernels; see :class:`AttentionCall`."""
 
     scaling: float
     window: int | None
@@ -40,12 +40,12 @@ class Scoring(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asks of attention over the flattened batch of T rows.
+    """One layer's call of attention over the flattened batch of T rows.
 
     query [1, heads, T, head_dim]; key and value [1, kv_heads, T, head_dim], after RoPE and K norm. ``window`` w
-    lets row i see keys ``i - w < j <= i``, ``chunk`` c keys ``i // c * c <= j <= i``; a layer has one of both at most.
+    lets row i see keys ``i - w < j <= i``, ``chunk`` c keys ``i // c * c <= j <= i``; a layer has at most one of them.
     ``softcap`` c replaces scores s by ``c * tanh(s / c)``. ``sinks`` [heads] is one more score of each query head, of
-    a key whose value is zero (Xiao et al., arXiv 2309.17453, section 3.3). ``extras`` are further keywords of the model
+    a key whose value is zero (Xiao et al., arXiv 2309.17453, section 3.3). ``extras`` are the model's further keywords
     that are neither None nor ours.
 
     With ``latents`` key [1, 1, T, rank + rope] is what multi-head latent attention keeps of a token, value its first
@@ -66,14 +66,14 @@ class AttentionCall:
 
     @property
     def scoring(self) -> Scoring:
-        """How keys are scored, as every kernel takes it."""
+        """The keywords of every attention kernel."""
         return Scoring(
             scaling=self.scaling, window=self.window, softcap=self.softcap, chunk=self.chunk, sinks=self.sinks
         )
 
     @property
     def value_dim(self) -> int:
-        """Width of a head of the output."""
+        """Values of a head of the output."""
         return self.value.shape[-1] if self.latents is None else self.latents.value_dim
 
 
@@ -89,7 +89,7 @@ _STEP: ContextVar[AttentionStep] = ContextVar("attention_step")
 
 @contextmanager
 def attending(step: AttentionStep) -> Iterator[None]:
-    """Within this block attention of every model that this thread runs is computed by ``step``."""
+    """Have ``step`` compute attention of every model that this thread runs within the block."""
     token = _STEP.set(step)
     try:
         yield
@@ -110,7 +110,10 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as the registered function. Raises InvariantViolated outside :func:`attending`."""
+    """Compute one layer's attention by the step under way, and return it as [1, T, heads, value_dim].
+
+    The function is the one that is registered with Hugging Face. Raises InvariantViolated outside :func:`attending`.
+    """
     step = _STEP.get(None)
     if step is None:
         raise InvariantViolated("attention was called without a step")
@@ -125,7 +128,7 @@ def attend(
         window=sliding_window,
         softcap=softcap,
         extras=extras if attention_mask is None else {**extras, "attention_mask": attention_mask},
-        # Models tell of chunks in their masks alone, so their modules are told when they are loaded.
+        # Models express chunks in their masks alone, so loading sets this attribute on their modules.
         chunk=module.__dict__.get(CHUNK),
         sinks=s_aux,
         latents=getattr(module, "latents", None),

@@ -28,8 +28,10 @@ Mask = Literal["none", "triangle", "band"]
 
 @dataclass(frozen=True, slots=True)
 class QueryBlock:
-    """Query rows ``[row_start, row_end)`` of the batch over keys ``[key_start, key_end)``, counted from the first
-    key of its :class:`SegmentPlan`. ``diagonal`` is the key at the position of the first row, from ``key_start``.
+    """Query rows ``[row_start, row_end)`` of the batch over keys ``[key_start, key_end)``.
+
+    Keys are counted from the first key of the block's :class:`SegmentPlan`. ``diagonal`` is the key at the position of
+    the first row, from ``key_start``.
     """
 
     row_start: int
@@ -107,7 +109,7 @@ def plan_attention(
 
 
 def _blocks(segment: Segment, row: int, start: int, window: int | None, chunk: int | None) -> Iterator[QueryBlock]:
-    """Blocks of a segment whose rows begin at batch row ``row`` and whose keys begin at position ``start``."""
+    """Yield the blocks of a segment with rows from batch row ``row`` and keys from position ``start``."""
     block_start = 0
     while block_start < segment.rows:
         position = segment.context + block_start

@@ -40,7 +40,7 @@ def record_mask(
     attention_mask: torch.Tensor | None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention that computes nothing and remembers the mask of every call."""
+    """Record the mask of a call, and return zeros [1, T, heads, value_dim] in the place of attention."""
     _MASKS.get().append(attention_mask)
     return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
 
@@ -50,22 +50,22 @@ AttentionMaskInterface.register(MASK_PROBE_NAME, eager_mask)
 
 
 def routes_tokens(config: Any) -> bool:
-    """Whether a model routes tokens among experts, so that rows of a step round by one another."""
+    """Return whether a model routes tokens among experts, so that the rounding of a row depends on the other rows."""
     return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
 
 
 class CausalityCheck:
-    """Both ways for one model. Its attention is switched by the caller."""
+    """Both checks of one model. The caller switches the model's attention between them."""
 
     def __init__(self, model: Any) -> None:
+        """Note the name, data type, vocabulary size and routing of ``model``, which is not kept."""
         self._name, self._dtype = model.config.model_type, model.dtype
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._routes = routes_tokens(model.config)
 
     @torch.inference_mode()
     def check_masks(self, model: Any, prompts: torch.Tensor, windows: Sequence[int | None]) -> None:
-        """Raise UnsupportedModel when a layer's mask shows what a causal one with its window or chunk hides, or hides
-        more.
+        """Raise UnsupportedModel unless each layer's mask is exactly the causal one of its window or chunk.
 
         ``model`` must have attention ``MASK_PROBE_NAME``. A layer that is given no mask is left to :meth:`check`.
         """
@@ -89,15 +89,16 @@ class CausalityCheck:
                 raise UnsupportedModel(f"the mask of layer {layer} of {self._name} is not that of its {bound}")
 
     def changed(self, prompts: torch.Tensor) -> torch.Tensor:
-        """``prompts`` [P, T] with other tokens from ``T // 2`` on. Does not mutate."""
+        """Return a copy of ``prompts`` [P, T] with other tokens from ``T // 2`` on."""
         other = prompts.clone()
         half = prompts.shape[1] // 2
         other[:, half:] = (prompts[:, half:] + 1 + self._vocab_size // 3) % self._vocab_size
         return other
 
     def check(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Raise UnsupportedModel when logits [P, T, vocab] of prompts and of their changed form differ in the first
-        halves.
+        """Raise UnsupportedModel when logits before and after a change of prompts differ in the first halves.
+
+        ``before`` [P, T, vocab] are the logits of prompts, ``after`` those of their changed form.
         """
         half = before.shape[1] // 2
         one, other = before[:, :half], after[:, :half]

@@ -1,9 +1,9 @@
 """Attention in chunks (Llama 4): a layer's rows see keys of their own chunk only.
 
-The library's models say so in the masks that they hand to attention, and in nothing else that they hand over. Ours is
-handed no mask, so each attention module is told its chunk when the model is loaded. The checks at load try prompts far
-shorter than a chunk; for them chunks are shortened, in the configuration, which masks are made of, and in what the
-modules were told (:func:`shortened`).
+The library's models express chunks only in the masks that they hand to attention. Our attention gets no mask, so the
+chunk is set on each attention module when the model is loaded. The checks at load try prompts far shorter than a chunk;
+for them :func:`shortened` shortens the chunks, both in the configuration, from which masks are made, and on the
+modules.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from services.worker.engine.attention import CHUNK
 
 CHUNKED = "chunked_attention"
-"""The type of such layers in a configuration."""
+"""The type of layers that attend in chunks, in a configuration."""
 
 _FIELD = "attention_chunk_size"
 
 
 def expected_chunks(config: Any) -> list[int | None]:
-    """Keys of a chunk in each layer, as the configuration has it; None is no chunk."""
+    """Return the keys of a chunk in each layer, as the configuration has it; None is no chunk."""
     chunk = getattr(config, _FIELD, None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -30,7 +30,7 @@ def expected_chunks(config: Any) -> list[int | None]:
 
 
 def tell_chunks(model: Any, chunks: Sequence[int | None]) -> None:
-    """Have attention of each layer of ``model`` attend in its chunk of ``chunks``."""
+    """Set the chunk of each layer of ``model``, in keys, on its modules; None sets nothing."""
     if any(chunk is not None for chunk in chunks):
         for module in model.modules():
             layer = getattr(module, "layer_idx", None)
@@ -39,14 +39,16 @@ def tell_chunks(model: Any, chunks: Sequence[int | None]) -> None:
 
 
 def chunks_of(model: Any) -> dict[int, int]:
-    """Return the chunks that the configuration gives modules, by layer."""
+    """Return the chunks that are set on modules of ``model``, in keys by layer."""
     return {module.layer_idx: module.__dict__[CHUNK] for module in model.modules() if CHUNK in module.__dict__}
 
 
 @contextmanager
 def shortened(model: Any, tokens: int) -> Iterator[None]:
-    """Within this block chunks of ``model`` have less than half of ``tokens`` keys, so that prompts of so many tokens
-    lie in three or more; queries that are scaled by their position (``floor_scale``) are scaled as far from the start.
+    """Shorten the chunks of ``model`` within the block to less than half of ``tokens`` keys.
+
+    So prompts of so many tokens lie in three chunks or more. Where queries are scaled by their position
+    (``floor_scale``), that distance is shortened likewise.
     """
     short = max(1, tokens // 2 - 1)
     kept = []

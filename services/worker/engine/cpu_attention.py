@@ -1,6 +1,6 @@
 """Attention over the paged pool on a CPU, request by request.
 
-Where there is a C compiler, decode and prefill go to kernels of their own
+Where there is a C compiler, decode and prefill are computed by kernels of their own
 (:mod:`services.worker.native.decode`, :mod:`services.worker.native.extend`), which read the pages in
 place. What follows is the portable path: for machines without one, for float16, and for soft-capped scores.
 Sinks (``AttentionCall.sinks``) enter the sum of a row's weights, here and there.
@@ -37,8 +37,9 @@ from shared.messages.pools import KvGeometry
 
 
 class HeadShape(NamedTuple):
-    """``kv_heads`` KV heads of ``head_dim`` values, ``group`` query heads to each, in a pool whose slots are ``slot``
-    values apart.
+    """The heads of one layer: ``kv_heads`` KV heads of ``head_dim`` values, with ``group`` query heads to each.
+
+    Slots of the pool are ``slot`` values apart.
     """
 
     kv_heads: int
@@ -49,7 +50,7 @@ class HeadShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Portable:
-    """What of a step is left to the portable path. ``gather_pages`` int64: the plan's."""
+    """The part of a step that the portable path computes. ``gather_pages`` int64: those of the plan, as a tensor."""
 
     plan: AttentionPlan
     gather_pages: torch.Tensor
@@ -57,7 +58,7 @@ class _Portable:
 
 @dataclass(frozen=True, slots=True)
 class _StepPlan:
-    """One step for layers of one kind, by who computes it: segments of a single row, longer ones, and what is left."""
+    """One step for layers of one kind, by what computes it: segments of a single row, longer ones, and the rest."""
 
     decode: tuple[NativeDecode, DecodeWork] | None = None
     extend: tuple[NativeExtend, ExtendWork] | None = None
@@ -65,23 +66,27 @@ class _StepPlan:
 
 
 class KvPages(Protocol):
-    """What is attended over: K and V of a layer (or part) as ``DevicePool`` has them."""
+    """K and V by layer (or part), laid out as in ``DevicePool``."""
 
     geometry: KvGeometry
 
-    def k(self, layer: int, /) -> torch.Tensor: ...
+    def k(self, layer: int, /) -> torch.Tensor:
+        """Return K of a layer or part, ``[pages, page_size, kv_heads, head_dim]``."""
 
-    def v(self, layer: int, /) -> torch.Tensor: ...
+    def v(self, layer: int, /) -> torch.Tensor:
+        """Return V of a layer or part, shaped like its K."""
 
 
 class CpuAttention:
-    """A backend of :class:`~services.worker.engine.paged_step.PagedStep`; its buffers live as long as it does."""
+    """The backend of :class:`~services.worker.engine.paged_step.PagedStep` for CPUs. Steps share its buffers."""
 
     def __init__(self, pool: KvPages, *, packs_single_rows: bool = False, dtype: torch.dtype = torch.float32) -> None:
-        """``packs_single_rows``: prefill's kernel takes single rows too. It packs keys first, and then computes a query
-        head faster, so that it pays where very many of them share a KV head. Over rounded K and V it always does: the
-        two kernels differ in last bits, by which a value may be rounded to another code. ``dtype`` is that of queries
-        over such a pool; otherwise it is the pool's.
+        """Attend over ``pool``; if ``packs_single_rows``, prefill's kernel takes single rows too.
+
+        That kernel packs keys first, and then computes a query head faster, so this pays where very many of them share
+        a KV head. Over rounded K and V it always takes single rows: the two kernels differ in last bits, by which a
+        value may be rounded to another code. ``dtype`` is that of queries over a rounded pool; over others it is the
+        pool's.
         """
         self._pool = pool
         self._packs_single_rows = packs_single_rows or pool.geometry.is_rounded
@@ -92,6 +97,10 @@ class CpuAttention:
         self._native: dict[HeadShape, tuple[NativeDecode | None, NativeExtend | None]] = {}
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        """Return the attention of one step.
+
+        It plans each kind of layer (window, chunk, heads) at its first layer.
+        """
         plans: dict[tuple[int | None, int | None, bool, bool, HeadShape], _StepPlan] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
@@ -132,8 +141,10 @@ class CpuAttention:
         return _Portable(plan, torch.from_numpy(plan.gather_pages))
 
     def kernels(self, query_heads: int) -> tuple[NativeDecode | None, NativeExtend | None]:
-        """Return what could be compiled for the first layer's heads; the second never without the first, or without
-        the first alone where K and V are rounded.
+        """Return the kernels for decode and for prefill that could be compiled for the first layer's heads.
+
+        A kernel that could not is None. The second is never there without the first, nor the first alone where K and V
+        are rounded.
         """
         return self._kernels(self._shape(0, query_heads))
 
@@ -195,7 +206,10 @@ class CpuAttention:
         result: torch.Tensor,
         call: AttentionCall,
     ) -> None:
-        """query and result [kv_heads, group, T, head_dim]; key and value [kv_heads, keys, head_dim]."""
+        """Write the attention of one block into ``result``.
+
+        Query and result are [kv_heads, group, T, head_dim], key and value [kv_heads, keys, head_dim].
+        """
         rows = query[:, :, block.row_start : block.row_end]
         into = result[:, :, block.row_start : block.row_end]
         kv_heads, group, count, head_dim = rows.shape
@@ -218,7 +232,7 @@ class CpuAttention:
     def _gather(
         self, k_pool: torch.Tensor, v_pool: torch.Tensor, pages: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of ``pages`` as the pool holds them, ``[kv_heads, gathered slots, head_dim]`` each."""
+        """Return K and V of ``pages`` as the pool holds them, ``[kv_heads, gathered slots, head_dim]`` each."""
         shape = (2, len(pages), *k_pool.shape[1:])
         size = math.prod(shape)
         if self._gathered.numel() < size:
@@ -231,7 +245,7 @@ class CpuAttention:
         return key, value
 
     def _mask(self, window: int | None, rows: int, keys: int, diagonal: int) -> torch.Tensor:
-        """Additive mask ``[rows, keys]`` for query rows in reverse order.
+        """Return the additive mask ``[rows, keys]`` for query rows in reverse order.
 
         Entry (r, j) belongs to row ``rows - 1 - r`` at key ``diagonal + rows - 1 - r``, and is ``band[j - that]``.
         """
@@ -247,8 +261,10 @@ class CpuAttention:
 
 
 def _core(call: AttentionCall, kv_heads: int, rows: int) -> Callable[..., torch.Tensor]:
-    """Attention of a block of ``rows`` rows: torch's own; with soft-capped scores (Gemma 2, arXiv 2408.00118 section 2)
-    or sinks, which its kernels for CPUs lack, one that is written out.
+    """Return what attends in a block of ``rows`` rows.
+
+    It is torch's own function; with soft-capped scores (Gemma 2, arXiv 2408.00118 section 2) or sinks, which torch's
+    kernels for CPUs lack, it is one that is written out.
     """
     if call.softcap is None and call.sinks is None:
         return scaled_dot_product_attention
@@ -259,7 +275,7 @@ def _core(call: AttentionCall, kv_heads: int, rows: int) -> Callable[..., torch.
 
 
 def _written_out(softcap: float | None, sinks: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-    """sinks float32 [kv_heads, group * rows, 1]."""
+    """Return attention in plain products, with soft-capping and sinks float32 [kv_heads, group * rows, 1]."""
 
     def core(
         query: torch.Tensor,

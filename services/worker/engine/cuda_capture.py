@@ -15,29 +15,36 @@ class Graph(Protocol):
     """A captured step, such as ``torch.cuda.CUDAGraph``."""
 
     def replay(self) -> None:
-        """Compute it again, on the current stream, over what its memory now holds."""
+        """Compute the step again, on the current stream, from the present contents of its memory."""
 
 
 class Capture(Protocol):
-    """Makes graphs that are never replayed at the same time."""
+    """A maker of graphs that are never replayed at the same time."""
 
     def graph_of(self, run: Callable[[], None]) -> Graph:
-        """Capture ``run``, which may be called any number of times before. Raises RuntimeError when that fails."""
+        """Return a graph of ``run``, which may also be called before the capture.
+
+        Raises RuntimeError where that fails.
+        """
 
     def used_bytes(self) -> int:
-        """Device memory in use, by all processes."""
+        """Return the device memory in use by all processes."""
 
 
 class CudaCapture:
-    """Captures on a stream of its own, into one memory that all graphs share."""
+    """CUDA graphs that are captured on a stream of their own, into one memory pool that all of them share."""
 
     def __init__(self, device: torch.device) -> None:
+        """Make the stream and the pool's handle; ``device`` is a CUDA device."""
         self._device = device
         self._pool = _cuda.graph_pool_handle()
         self._stream = _cuda.Stream(device)
 
     def graph_of(self, run: Callable[[], None]) -> Graph:
-        """See :class:`Capture`. The first calls compile kernels and make workspaces, which no capture may."""
+        """Call ``run`` twice, then capture it.
+
+        First calls compile kernels and make workspaces, which no capture may.
+        """
         self._stream.wait_stream(_cuda.current_stream(self._device))
         with _cuda.stream(self._stream):
             for _ in range(2):
@@ -50,5 +57,6 @@ class CudaCapture:
         return graph
 
     def used_bytes(self) -> int:
+        """Return the device memory in use by all processes, as the driver reports it."""
         free, total = _cuda.mem_get_info(self._device)
         return int(total - free)

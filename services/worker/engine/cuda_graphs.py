@@ -1,10 +1,10 @@
-"""Decode steps as CUDA graphs: one launch in the place of the thousand or so that a step consists of.
+"""Decode steps as CUDA graphs: one launch in place of the thousand or so that a step consists of.
 
 Launching takes the processor longer than a GPU takes to compute a small step. A graph is captured once for each of a
 bounded number of shapes (:mod:`services.worker.engine.decode_shapes`), before any request is admitted, over memory that
 stays where it is (:mod:`services.worker.engine.static_batch`), and its logits are compared with those of an ordinary
-step before it serves anybody. What is no plain decode step goes the ordinary way: chunks, loads behind a gate, hidden
-states that hooks take down, prefixes in part. So does a model that cannot be captured.
+step before it serves. Other steps than plain decode are computed without a graph: chunks, loads behind a gate, hidden
+states that hooks record, sparse prefixes. So are the steps of a model that cannot be captured.
 """
 
 from __future__ import annotations
@@ -31,36 +31,40 @@ from shared.logs import get_logger
 _log = get_logger("worker.engine")
 
 MOST_BYTES = 2 * 2**30
-"""Device memory that graphs may take beside the pool. Shapes that are left when it is reached have no graph."""
+"""Device memory that graphs may take beside the pool. When it is reached, the remaining shapes get no graph."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest mean deviation of a row of logits from an ordinary step's, relative to the row's spread. Padding may have
-matrices multiplied by another kernel, which rounds otherwise; what reads a wrong slot gives values near 1.
+matrices multiplied by another kernel, which rounds otherwise; a step that reads a wrong slot gives values near 1.
 """
 
 
 class GraphedRunner(Protocol):
-    """What is asked of ``engine.model_runner.ModelRunner``."""
+    """The part of ``engine.model_runner.ModelRunner`` that graphs use."""
 
     pool: DevicePool
     max_context: int
     vocab_size: int
 
     @property
-    def is_exact(self) -> bool: ...
+    def is_exact(self) -> bool:
+        """Whether a row has the same bits in any step."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Any:
+        """The Hugging Face model, whose modules may have hooks."""
 
-    def paged_step(self, meta: ForwardMeta) -> AttentionStep: ...
+    def paged_step(self, meta: ForwardMeta) -> AttentionStep:
+        """Return the attention of an ordinary step over the pool."""
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Return the logits of ``last_rows``, float32 [R, vocab], with the attention of ``step``."""
 
 
 class DecodeGraphs:
-    """Graphs of one runner, for steps of up to ``most_rows`` requests. Capturing them overwrites pages of the pool."""
+    """The graphs of one runner, for up to ``most_rows`` requests. Capturing them overwrites pages of the pool."""
 
     def __init__(
         self,
@@ -71,10 +75,10 @@ class DecodeGraphs:
         kernels: Kernels,
         attention: CapturedAttention | None = None,
         most_bytes: int = MOST_BYTES,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Capture. A model that cannot be captured is no error: then no step has a graph, and ``fault`` says why.
-        Without ``attention`` graphs attend by ``kernels``.
+        """Capture all shapes; without ``attention`` graphs attend by ``kernels``.
+
+        A model that cannot be captured raises nothing: then no step has a graph, and ``fault`` says why.
         """
         geometry = runner.pool.geometry
         self._runner, self._kernels, self._attention = runner, kernels, attention
@@ -84,7 +88,7 @@ class DecodeGraphs:
         self._modules = list(runner.model.modules())
         self._order = torch.arange(most_rows)
         pages = pages_for(self._longest, geometry.page_size)
-        began_s, before = clock_s(), capture.used_bytes()
+        began_s, before = time.monotonic(), capture.used_bytes()
         self._batch = StaticBatch(most_rows, pages, runner.vocab_size, runner.pool.device)
         shapes = decode_shapes if attention is None else attention.shapes
         for shape in shapes(most_rows, self._longest):
@@ -104,19 +108,20 @@ class DecodeGraphs:
             "decode_graphs",
             graphs=len(self._graphs),
             nbytes=max(0, capture.used_bytes() - before),
-            seconds=round(clock_s() - began_s, 2),
+            seconds=round(time.monotonic() - began_s, 2),
         )
 
     @property
     def shapes(self) -> list[DecodeShape]:
-        """Those that have a graph."""
+        """The shapes that have a graph."""
         return list(self._graphs)
 
     def replay(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor | None:
-        """Return the logits of a step, float32 [R, vocab], as ``ModelRunner.forward`` gives them; None where no graph
-        serves it, and then nothing was done.
+        """Return the logits of a step, float32 [R, vocab], as ``ModelRunner.forward`` gives them.
+
+        Return None, with nothing computed, where no graph serves it.
         """
         shape = self.shape_for(meta, last_rows)
         if shape is None:
@@ -125,7 +130,10 @@ class DecodeGraphs:
         return self._batch.logits[: meta.rows].clone()  # The memory is the next step's.
 
     def shape_for(self, meta: ForwardMeta, last_rows: torch.Tensor) -> DecodeShape | None:
-        """Of the graph that serves a step: one row a request, all of them wanted, nothing to wait for, no hooks."""
+        """Return the shape whose graph serves a step, or None.
+
+        A graph serves steps of one row a request, all of whose logits are wanted, without a gate or new hooks.
+        """
         is_decode = len(meta.segments) == meta.rows == len(last_rows)
         if not is_decode or meta.gate is not None or not self._graphs:
             return None
@@ -134,12 +142,13 @@ class DecodeGraphs:
         shape = shape or smallest((each for each in self._graphs if not each.shares), meta.rows, longest)
         if shape is None or not torch.equal(last_rows.cpu(), self._order[: meta.rows]):
             return None
-        # A graph calls no module, so a hook on one would hear nothing.
+        # A graph calls no module, so hooks on modules would not be called.
         return shape if self._count_hooks() == self._hooks else None
 
     def _sharing(self, meta: ForwardMeta, longest: int) -> DecodeShape | None:
-        """Return a shape that attends apart to what the requests of a step share; None where there is none, or
-        nothing is.
+        """Return a shape that attends in a launch of its own to keys that the step's requests share.
+
+        Return None where there is no such shape, or no key is shared.
         """
         sharing = [each for each in self._graphs if each.shares]
         if not sharing or host_tiles(meta) is None:
@@ -156,7 +165,7 @@ class DecodeGraphs:
         graph.replay()
 
     def _run_of(self, shape: DecodeShape) -> Callable[[], None]:
-        """Return a step of this shape over the static batch, into its logits."""
+        """Return a function that computes a step of this shape over the static batch, into its logits."""
         batch, rows = self._batch, shape.rows
         attend = None
         if self._attention is not None:
@@ -178,8 +187,10 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _check(self, shape: DecodeShape, graph: Graph) -> None:
-        """Raise InvariantViolated unless a graph gives the logits of an ordinary step, with a row of padding if it has
-        two. Its requests share one page table and stand at different places of it.
+        """Raise InvariantViolated unless a graph gives the logits of an ordinary step.
+
+        The step has one row of padding where the graph has two or more. Its requests share one page table, at different
+        lengths.
         """
         pool = self._runner.pool
         longest = min(shape.length, self._longest)
@@ -204,14 +215,14 @@ class DecodeGraphs:
 
 
 def longest_served(runner: GraphedRunner) -> int:
-    """Tokens of the longest request that the runner's pool can hold."""
+    """Return the tokens of the longest request that the runner's pool can hold."""
     return min(runner.max_context, runner.pool.pages * runner.pool.geometry.page_size)
 
 
 def capture_decode(
     runner: GraphedRunner, most_rows: int, kernels_name: str, attention: CapturedAttention | None = None
 ) -> DecodeGraphs:
-    """Graphs for a runner on a GPU, before it has any request, over a package of kernels."""
+    """Capture the graphs of a runner on a GPU, before it has any request, over a package of kernels."""
     # Imported here because it pulls in Triton, which machines without a GPU need not have.
     kernels: Any = importlib.import_module(kernels_name)
     capture = CudaCapture(runner.pool.device)

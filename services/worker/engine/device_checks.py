@@ -1,4 +1,4 @@
-"""Which models no worker on a GPU serves: decided by what a configuration, or a plane map, says."""
+"""Checks for models that no worker on a GPU serves, by their configuration or plane map."""
 
 from __future__ import annotations
 

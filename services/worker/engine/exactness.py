@@ -1,7 +1,7 @@
-"""What ``--exact`` promises, looked at and tried on the device before anybody is served.
+"""The proof of ``--exact`` on the device, before any request is served.
 
-Two things are asked of a model. It may call only operators of torch that compute each row, or each number, by itself,
-or that were replaced by ours: so that no shape that was not tried holds a surprise. And the same prompt must have the
+A model must meet two conditions. It may call only operators of torch that compute each row, or each number, by itself,
+or that were replaced by ours, so that shapes that were not tried hold no surprise. And the same prompt must have the
 same bits, logits and KV, in every way that is tried: whole, beside others, in chunks, token by token, among decodes.
 """
 
@@ -30,20 +30,21 @@ MOVING = frozenset({
     "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "pin_memory", "repeat", "roll",
     "scalar_tensor", "set", "tril", "triu", "view", "where", "zero", "zeros", "zeros_like",
 })  # fmt: skip
-"""Operators, without the _ of those in place, that move numbers or make them of nothing. Views and what computes each
-number by itself torch marks.
+"""Operators, without the _ of in-place forms, that move or create numbers. Views and operators that compute each number
+by itself are recognised by torch's own marks.
 """
 
 _TRIED_TOKENS = 1100
 """Longer than a split of the keys, so that splits are merged in some ways and not in others."""
 
 _LOOKED_AT = 8
-"""Rows whose logits are compared, and decodes in a batch."""
+"""Number of rows whose logits are compared, and of decodes in a batch."""
 
 
 def replaced_operators(key: str) -> Any:
-    """Have torch's operators computed by kernels that know nothing of the batch, in this process and on tensors of a
-    dispatch key such as ``CUDA``, as long as the result lives.
+    """Replace torch's operators by kernels whose results do not depend on the batch.
+
+    They are replaced in this process and on tensors of a dispatch key such as ``CUDA``, as long as the result lives.
     """
     return _aten().replace_operators(key)
 
@@ -63,14 +64,16 @@ def _aten() -> Any:
 
 
 class ObservedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is called within it."""
+    """A record of the operators called within it that may depend on the batch, in ``unknown``."""
 
     def __init__(self, replaced: Iterable[str]) -> None:
+        """Ignore operators in ``MOVING`` and ``replaced``, and the overload in a name such as ``mean.dim``."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._known = MOVING | {name.partition(".")[0] for name in replaced}
         self.unknown: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and return its result; add its name to ``unknown`` if it may depend on the batch."""
         name = func.name().removeprefix("aten::").partition(".")[0].rstrip("_") or func.name()
         if name not in self._known:
             # Some operators are only names for others, which are then looked at.
@@ -87,7 +90,7 @@ class Trial:
     """One prompt over a pool, computed in several ways; it overwrites the pool."""
 
     def __init__(self, forward: Forward, pool: DevicePool, vocab_size: int, max_context: int) -> None:
-        """Plan the probe. Raises ConfigError for a pool too small to try anything in."""
+        """Plan the trial. Raises ConfigError for a pool too small to try anything in."""
         self._forward, self._pool, self._vocab_size = forward, pool, vocab_size
         size = pool.geometry.page_size
         self._tokens = min(_TRIED_TOKENS, max_context, pool.pages // 2 * size)
@@ -105,11 +108,11 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt."""
+        """Length of the prompt that is tried."""
         return self._tokens
 
     def observe(self, replaced: Iterable[str]) -> None:
-        """Raise UnsupportedModel for unknown operators."""
+        """Run a prefill and a decode step. Raises UnsupportedModel for operators that may depend on the batch."""
         observed = ObservedOperators(replaced)
         with observed:
             self._step((0, 0, self._tokens))
@@ -136,7 +139,7 @@ class Trial:
         self._compare("beside a chunk", (end - 1, end), [(1, 0, max(1, end // 2)), (0, end - 1, end)])
 
     def _compare(self, how: str, span: tuple[int, int], segments: list[tuple[int, int, int]]) -> None:
-        """Compare the last segment, which is the part ``span`` of the prompt."""
+        """Raise UnsupportedModel if the last segment, the part ``span`` of the prompt, has other logits or KV."""
         before = sum(last - first for _, first, last in segments[:-1])
         inside = [row for row in self._rows if span[0] <= row < span[1]]
         found = self._step(*segments, rows=[before + row - span[0] for row in inside])
@@ -147,7 +150,7 @@ class Trial:
             )
 
     def _step(self, *segments: tuple[int, int, int], rows: Sequence[int] = (0,)) -> torch.Tensor:
-        """Logits of ``rows`` of the batch of segments: prompt, first token, end."""
+        """Return the logits of ``rows`` of the batch of segments: prompt, first token, end."""
         given = [Segment(last - first, first, self._tables[prompt]) for prompt, first, last in segments]
         meta = ForwardMeta.build(given, self._pool.geometry.page_size, self._pool.device)
         ids = torch.cat([self._ids[prompt][first:last] for prompt, first, last in segments])
@@ -155,7 +158,7 @@ class Trial:
         return self._forward(ids, positions, meta, torch.tensor(rows, dtype=torch.int64)).cpu()
 
     def _held(self) -> torch.Tensor:
-        """Return the prompt's KV, as bits, on the processor: a device whose pool is made has little room."""
+        """Return the prompt's KV, as bits, in host memory: once its pool is made, a device has little room."""
         pages = self._pool.tensor[:, :, torch.from_numpy(self._tables[0]).long().to(self._pool.device)].cpu()
         bits = torch.int16 if pages.element_size() == 2 else torch.int32
         return pages.flatten(2, 3)[:, :, : self._tokens].contiguous().view(bits)

@@ -1,6 +1,6 @@
 """Attention of ordinary steps by FlashInfer: its paged prefill kernels, and its merging where requests share pages.
 
-They take steps as ours are: segments of any number of rows at the end of their keys, over K and V pools of
+They take steps in the form of ours: segments of any number of rows at the end of their keys, over K and V pools of
 ``[pages, page_size, kv_heads, head_dim]``. Which of its kernels compute is FlashInfer's own choice (``backend="auto"``:
 those of FlashAttention-3 on Hopper). What a step needs is planned once for each kind of layer, when the first layer of
 that kind comes. Captured steps are :mod:`~services.worker.engine.flashinfer_graphs`'s. It has not run on a GPU.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do no
 
 
 class FlashInferAttention:
-    """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
+    """The backend of :class:`~services.worker.engine.paged_step.PagedStep` by FlashInfer."""
 
     def __init__(self, pool: DevicePool) -> None:
-        """Prepare. Raises ConfigError, with every reason, where FlashInfer cannot attend over ``pool``."""
+        """Attend over ``pool``. Raises ConfigError, with every reason, where FlashInfer cannot."""
         faults = unfit(pool.geometry, pool.device)
         if faults:
             raise ConfigError(f"--attention flashinfer: {'; '.join(faults)}; choose --attention triton")
@@ -40,10 +40,11 @@ class FlashInferAttention:
 
     @property
     def planner(self) -> Planner:
-        """What its captured steps plan with, too: their workspace is one."""
+        """The planner of ordinary steps, which captured steps use too because its workspace serves both."""
         return self._steps.planner
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        """Return the attention of one step, which plans each kind of layer at the first layer of it."""
         attend = self._steps.for_step(meta.segments, host_tiles(meta))
 
         def attend_call(call: AttentionCall) -> torch.Tensor:
@@ -61,13 +62,17 @@ class FlashInferSteps:
     """Ordinary steps over pools of one geometry. Layers of two steps may take turns; each turn is then planned."""
 
     def __init__(self, planner: Planner) -> None:
+        """Plan by ``planner``, whose workspace captured steps may share."""
         self.planner = planner
-        self._whole: dict[Kind, Any] = {}  # Wrappers of whole steps, or of what is a request's own,
-        self._shared: dict[Kind, Any] = {}  # and of what tiles share.
+        self._whole: dict[Kind, Any] = {}  # Wrappers of whole steps, or of requests' own keys,
+        self._shared: dict[Kind, Any] = {}  # and of keys that tiles share.
         self._planned: dict[Kind, _Step] = {}
 
     def for_step(self, segments: Sequence[Segment], tiles: SharedTiles | None) -> PagedAttend:
-        """``tiles`` are keys that single rows of the step share, as ``forward_meta.tiles_of`` finds them."""
+        """Return the attention of one step.
+
+        ``tiles`` are keys that its single rows share, see ``forward_meta.tiles_of``.
+        """
         step = _Step(self.planner, segments, tiles)
 
         @torch.inference_mode()  # Wrappers have tensors of their own, which are made and changed in one mode.
@@ -103,7 +108,7 @@ class FlashInferSteps:
         plan_prefill(self.planner, self._whole[kind], step.own if is_cut else step.whole, kind, heads)
         if is_cut:
             if kind not in self._shared:
-                # Few rows over many keys, which those of FlashAttention-3 are not made for.
+                # Few rows over many keys, for which FlashAttention-3's kernels are not made.
                 self._shared[kind] = make(workspace, LAYOUT, backend="fa2")
             plan_prefill(self.planner, self._shared[kind], step.shared, kind, heads, is_causal=False)
         self._planned[kind] = step
@@ -111,7 +116,7 @@ class FlashInferSteps:
     def _merged(
         self, kind: Kind, members: torch.Tensor, query: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Rows that share keys have two partial results; the others' are whole."""
+        """Return the attention of all rows. Rows that share keys have two partial results, which are merged."""
         output: torch.Tensor
         output, sums = self._whole[kind].run(query, pools, return_lse=True)
         shared, shared_sums = self._shared[kind].run(query.index_select(0, members), pools, return_lse=True)
@@ -120,7 +125,7 @@ class FlashInferSteps:
 
 
 class _Step:
-    """A step's lists, each sent when the first kind of layer needs it."""
+    """A step's page lists, each sent to the device when the first kind of layer needs it."""
 
     def __init__(self, planner: Planner, segments: Sequence[Segment], tiles: SharedTiles | None) -> None:
         self.planner, self._segments, self._tiles = planner, segments, tiles

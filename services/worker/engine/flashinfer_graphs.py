@@ -42,10 +42,10 @@ MiB, and would need one for each number of rows and kind of layer.
 
 
 class FlashInferGraphs:
-    """A :class:`~services.worker.engine.captured_attention.CapturedAttention`."""
+    """A :class:`~services.worker.engine.captured_attention.CapturedAttention` by FlashInfer."""
 
     def __init__(self, planner: Planner, most_rows: int, most_pages: int) -> None:
-        """For steps of up to ``most_rows`` requests of up to ``most_pages`` pages each."""
+        """Serve steps of up to ``most_rows`` requests of up to ``most_pages`` pages each."""
         self._planner = planner
         tiles = most_tiles(most_rows)
         self._whole = _Lists(most_rows, most_rows * most_pages, planner.device)
@@ -57,7 +57,7 @@ class FlashInferGraphs:
         self._cut: dict[tuple[int, Kind], tuple[_Planned, _Planned]] = {}
 
     def shapes(self, most_rows: int, longest: int) -> list[DecodeShape]:
-        """One for each number of rows, and one more where several may share what is long enough."""
+        """Return one shape for each number of rows, and one more where rows may share more than a split of keys."""
         shapes = []
         for rows in reversed(row_counts(most_rows)):
             if rows > 1 and longest > SPLIT_KEYS:
@@ -66,6 +66,11 @@ class FlashInferGraphs:
         return shapes
 
     def of_shape(self, shape: DecodeShape) -> PagedAttend:
+        """Return the function that a graph of this shape calls in each layer.
+
+        It raises InvariantViolated where its first call for a kind of layer is captured.
+        """
+
         @torch.inference_mode()  # Wrappers have tensors of their own, which are made and changed in one mode.
         def attend(
             q: torch.Tensor,
@@ -91,7 +96,7 @@ class FlashInferGraphs:
 
     @torch.inference_mode()
     def plan(self, segments: Sequence[Segment], tiles: SharedTiles | None, shape: DecodeShape) -> None:
-        """See :class:`CapturedAttention`. Raises InvariantViolated where the shape does not serve such a step."""
+        """Plan the next replay. Raises InvariantViolated where the shape does not fit the step."""
         if not shape.fits(len(segments), max((each.length for each in segments), default=0)):
             raise InvariantViolated(f"a graph of {shape.rows} rows cannot compute {len(segments)} requests")
         self._plan_kinds(shape, segments, tiles, None)
@@ -99,7 +104,7 @@ class FlashInferGraphs:
     def _plan_kinds(
         self, shape: DecodeShape, segments: Sequence[Segment], tiles: SharedTiles | None, only: Kind | None
     ) -> None:
-        """Plan what graphs of this shape run, or of one kind of layer."""
+        """Plan all wrappers of this shape, or those of one kind of layer."""
         rows, size = shape.rows, self._planner.geometry.page_size
         plain = [
             each
@@ -120,7 +125,7 @@ class FlashInferGraphs:
                 plan_prefill(self._planner, other.wrapper, shared, other.kind, other.heads, is_causal=False)
 
     def _send(self, parts: Cascade) -> tuple[SentLists, SentLists]:
-        """Where rows go in the order of tiles, and back, is read by the graph itself."""
+        """Send both parts, and write the rows' order by tiles and its inverse into the memory that graphs read."""
         rows = len(parts.order)
         inverse = np.empty_like(parts.order)
         inverse[parts.order] = np.arange(rows)
@@ -132,7 +137,7 @@ class FlashInferGraphs:
         return self._planner.send(parts.own), self._planner.send(parts.shared)
 
     def _see(self, shape: DecodeShape, kind: Kind, heads: int) -> None:
-        """Make what a kind of layer needs, planned for padding. Raises InvariantViolated within a capture."""
+        """Make the wrappers of a kind of layer, planned for padding. Raises InvariantViolated within a capture."""
         known = self._cut if _is_cut(shape, kind) else self._plain
         if (shape.rows, kind) in known:
             return
@@ -180,7 +185,10 @@ class FlashInferGraphs:
     def _merged(
         self, own: Any, shared: Any, query: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """All rows go through the second launch, in the order of tiles; it counts for those that share keys."""
+        """Return the attention of all rows.
+
+        All go through the second launch, in the order of tiles; its result is merged only for rows that share keys.
+        """
         rows = len(query)
         order, inverse = self._order[:rows], self._inverse[:rows]
         output: torch.Tensor
@@ -205,7 +213,7 @@ class _Planned(NamedTuple):
 
 
 class _Lists:
-    """Device memory of a PageLists of up to ``requests`` requests and ``pages`` pages, which all graphs share."""
+    """Device memory for the page lists of up to ``requests`` requests and ``pages`` pages, which all graphs share."""
 
     def __init__(self, requests: int, pages: int, device: torch.device) -> None:
         self.rows, self.starts = (torch.zeros(requests + 1, dtype=torch.int32, device=device) for _ in "12")
@@ -217,5 +225,5 @@ _NO_TILES = SharedTiles(np.full((0, MEMBERS), -1, dtype=np.int32), np.zeros(0, d
 
 
 def _is_cut(shape: DecodeShape, kind: Kind) -> bool:
-    """Whether layers of this kind attend in two parts: a window hides what is shared."""
+    """Return whether layers of this kind attend in two parts, which they do not with a window: it hides shared keys."""
     return shape.shares and kind.window is None

@@ -1,8 +1,8 @@
-"""Which pages each request of a step reads, as FlashInfer takes it: one list, and where each request begins. Pure.
+"""The pages that each request of a step reads, as FlashInfer takes them: one list, and where each request begins. Pure.
 
 A step whose requests share a document is cut in two: the pages that a tile of requests shares
-(:mod:`~services.worker.engine.shared_prefixes`), and what each has of its own. Both results are merged by their
-log-sum-exp (cascade attention, Ye et al., arXiv 2501.01005, section 3.1.2).
+(:mod:`~services.worker.engine.shared_prefixes`), and each request's own. Both results are merged by their log-sum-exp
+(cascade attention, Ye et al., arXiv 2501.01005, section 3.1.2).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ Integers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PageLists:
-    """``n`` requests: rows [n + 1] and starts [n + 1] say where each one's query rows and pages begin, pages [p] are
-    numbers of pages, last [n] is how many keys of a request's last page are its own, from 1 to the page's size.
+    """Page lists of ``n`` requests.
+
+    ``rows`` [n + 1] and ``starts`` [n + 1] say where each one's query rows and pages begin, ``pages`` [p] are numbers
+    of pages, ``last`` [n] is how many keys of a request's last page are its own, from 1 to the page's size.
     """
 
     rows: Integers
@@ -31,14 +33,16 @@ class PageLists:
     last: Integers
 
     def lengths(self, page_size: int) -> Integers:
-        """Keys of each request, int32 [n]."""
+        """Return the number of keys of each request, int32 [n]."""
         return (np.diff(self.starts) - 1) * np.int32(page_size) + self.last
 
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """``shared`` has a request for each tile; its rows are those of the step in the order of ``order``, int64. ``own``
-    are the requests of the step without the pages that they share.
+    """A step in two parts, with shared pages and without them.
+
+    ``shared`` has a request for each tile; its rows are those of the step in the order of ``order``, int64. ``own`` are
+    the requests of the step without the pages that they share.
     """
 
     own: PageLists
@@ -49,8 +53,9 @@ class Cascade:
 def step_lists(
     segments: Sequence[Segment], page_size: int, *, padded: int = 0, skipped: npt.NDArray[np.int64] | None = None
 ) -> PageLists:
-    """All requests of a step, each without the first ``skipped`` of its pages. Requests of one row that read one key of
-    page 0 follow, up to ``padded`` in all.
+    """Return the page lists of a step, each request without the first ``skipped`` of its pages.
+
+    Padding follows, up to ``padded`` requests in all: one row each, which reads one key of page 0.
     """
     padding = max(0, padded - len(segments))
     firsts = [0] * len(segments) if skipped is None else skipped.tolist()
@@ -68,7 +73,7 @@ def step_lists(
 def cascade(
     segments: Sequence[Segment], tiles: SharedTiles, page_size: int, *, padded: int = 0, most_tiles: int = 0
 ) -> Cascade:
-    """Return a step in two parts. Shared keys that do not fill a page are left to each request.
+    """Cut a step in two parts. Shared keys that do not fill a page are left to each request.
 
     For a captured step, which has ``padded`` rows, ``order`` has them all, and ``shared`` has ``most_tiles`` requests
     and one more, of the rows that share nothing; what it reads is not used. Else ``order`` has rows of tiles alone.
@@ -111,7 +116,7 @@ def _lists(rows: Sequence[int], lists: Sequence[Integers], last: Sequence[int]) 
 
 
 def _edges(counts: Sequence[int]) -> Integers:
-    """Where each of several parts begins, and the end: int32 [n + 1]."""
+    """Return where each of several parts begins, and the end: int32 [n + 1]."""
     edges = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=edges[1:])
     return edges

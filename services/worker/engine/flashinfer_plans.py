@@ -1,8 +1,8 @@
-"""What FlashInfer is told of a layer and of a step, ordinary or captured, and where it can serve at all.
+"""Plans for FlashInfer, by layer and by step, ordinary or captured; and the reasons why it cannot serve.
 
 A kind of layer is planned on the host once a step, before its first layer computes: FlashInfer divides the step among
-the GPU's processors, and copies the division to the device from pinned memory that the next plan overwrites.
-Written against flashinfer-python 0.5.3 and 0.7.2.post1. It has not run on a GPU.
+the GPU's processors, and copies the division to the device from pinned memory that the next plan overwrites. Written
+against flashinfer-python 0.5.3 and 0.7.2.post1. It has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from shared.messages.pools import KvGeometry
 _cuda: Any = torch.cuda
 
 WORKSPACE_BYTES = 256 * 2**20
-"""For partial results; steps follow one another, so all plans share it. FlashInfer's documentation recommends half of
-this, which captured steps of models with two KV heads may outgrow: there every plan reserves what the largest takes.
+"""Workspace for partial results. Steps follow one another, so all plans share it. FlashInfer's documentation recommends
+half of this, which captured steps of models with two KV heads may outgrow: there every plan reserves what the largest
+takes.
 """
 
 LAYOUT = "NHD"
@@ -37,7 +38,7 @@ LEAST_CAPABILITY = 8
 
 
 class Kind(NamedTuple):
-    """What layers differ by."""
+    """The properties of a layer that change its plan."""
 
     scaling: float
     window: int | None
@@ -54,13 +55,14 @@ def kind_of(
 
 
 class Fence(Protocol):
-    """A point in what a stream does, such as ``torch.cuda.Event``."""
+    """A point in a stream's work, such as ``torch.cuda.Event``."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Return when the stream has done all work before this point."""
 
 
 class Planner:
-    """FlashInfer over pools of one geometry on one device."""
+    """Planning for pools of one geometry on one device, with one workspace."""
 
     def __init__(
         self, geometry: KvGeometry, device: torch.device, fence: Callable[[], Fence | None] | None = None
@@ -74,8 +76,9 @@ class Planner:
         self._fences: dict[Any, Fence | None] = {}
 
     def plan(self, wrapper: Any, lists: Sequence[torch.Tensor], kind: Kind, heads: int, **settings: Any) -> None:
-        """Have one of FlashInfer's wrappers plan ``lists`` for layers of a kind, once the device has what it planned
-        before. Where tokens were read in between, that is no wait.
+        """Plan ``lists`` by one of FlashInfer's wrappers for layers of a kind.
+
+        It does so once the device has copied the plan before. It does not wait where tokens were read in between.
         """
         before = self._fences.get(wrapper)
         if before is not None:
@@ -98,7 +101,7 @@ class Planner:
         self._fences[wrapper] = self._make_fence()
 
     def send(self, lists: PageLists) -> SentLists:
-        """Offsets stay on the host, where FlashInfer plans with them and copies them from; pages go to the device."""
+        """Send page numbers to the device; offsets stay on the host, where FlashInfer plans with them."""
         size = self.geometry.page_size
         rows, starts, last, lengths = pinned(
             [lists.rows, lists.starts, lists.last, lists.lengths(size)], self.device
@@ -107,7 +110,7 @@ class Planner:
 
 
 class SentLists(NamedTuple):
-    """See PageLists: pages on the device, the rest on the host, all int32."""
+    """The tensors of PageLists: pages on the device, the rest on the host, all int32."""
 
     rows: torch.Tensor
     starts: torch.Tensor
@@ -119,8 +122,9 @@ class SentLists(NamedTuple):
 def plan_prefill(
     planner: Planner, wrapper: Any, lists: SentLists, kind: Kind, heads: int, *, is_causal: bool = True
 ) -> None:
-    """Plan a ``BatchPrefillWithPagedKVCacheWrapper``, whose requests have any number of rows at the end of their keys;
-    without ``is_causal`` every row sees all keys of its request.
+    """Plan a ``BatchPrefillWithPagedKVCacheWrapper``, whose requests have any number of rows at the end of their keys.
+
+    Without ``is_causal`` every row sees all keys of its request.
     """
     parts = lists.rows, lists.starts, lists.pages, lists.last
     # Without lengths it makes them itself, in memory that is not pinned, and waits for the device to copy them.
@@ -133,7 +137,7 @@ def plan_decode(planner: Planner, wrapper: Any, lists: SentLists, kind: Kind, he
 
 
 def unfit(geometry: KvGeometry, device: torch.device) -> list[str]:
-    """Why FlashInfer cannot attend over such pools; empty where it can."""
+    """Return why FlashInfer cannot attend over such pools; empty where it can."""
     faults = []
     if importlib.util.find_spec("flashinfer") is None:
         faults.append("the package flashinfer-python is not installed")
@@ -149,7 +153,7 @@ def unfit(geometry: KvGeometry, device: torch.device) -> list[str]:
 
 
 def unfit_layers(*, has_sinks: bool, has_chunks: bool) -> list[str]:
-    """Why FlashInfer cannot attend for such layers; empty where it can."""
+    """Return why FlashInfer cannot attend for such layers; empty where it can."""
     faults = []
     if has_sinks:
         faults.append("the model has attention sinks, which its paged kernels do not know")

@@ -1,8 +1,8 @@
-"""What one step tells attention: whose rows lie where in the flattened batch, and where their KV lives.
+"""A step's description for attention: which rows of the flattened batch belong to which request, and where their KV is.
 
-A step is one flattened, unpadded batch ``[T]``: segment after segment, each the next ``rows`` tokens of one
-request, whether a prefill chunk or a single decode token. Everything here is computed once per step; nothing is
-computed per layer.
+A step is one flattened, unpadded batch ``[T]``: segment after segment, each the next ``rows`` tokens of one request,
+whether a prefill chunk or a single decode token. Everything here is computed once per step; nothing is computed per
+layer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Segment:
     """``rows`` new tokens of one request at positions ``context .. context + rows - 1``.
 
     ``pages`` is its page table (int32): entry i holds tokens ``[i * page_size, (i + 1) * page_size)``. It covers
-    ``context + rows`` tokens at least; further entries are ignored. ``running`` is the slot of the state that a request
-    has within a page, of a model that has such states, see :mod:`services.worker.engine.states`; -1 is none.
-    ``adapter`` is the digest of the request's LoRA adapter, "" for the base model alone.
+    ``context + rows`` tokens at least; further entries are ignored. ``running`` is the slot of the request's layer
+    states within a page, for models that have them, see :mod:`services.worker.engine.states`; -1 is none. ``adapter``
+    is the digest of the request's LoRA adapter, "" for the base model alone.
     """
 
     rows: int
@@ -39,15 +39,15 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """Tokens that exist after the step."""
+        """Tokens of the request after the step."""
         return self.context + self.rows
 
 
 class LayerGate(Protocol):
-    """Holds attention of a layer back until the step's host loads of that layer have landed."""
+    """A gate before a layer's attention, until the step's loads of that layer from host memory are complete."""
 
     def wait(self, layer: int) -> None:
-        """Block until then. May raise; the error ends the forward pass."""
+        """Return when the layer's loads are complete. An error that it raises ends the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SharedTensors:
     """Keys that single rows of a step share (:mod:`~services.worker.engine.shared_prefixes`), on the device.
 
     row_keys int32 [S]: how many of a segment's first keys a tile attends to for it; tile_rows int32 [tiles, MEMBERS];
-    tile_keys int32 [tiles], 0 for a tile that is none. ``tiles`` is the same on the host, None in a captured step.
+    tile_keys int32 [tiles], 0 for an unused tile. ``tiles`` is the same on the host, None in a captured step.
     """
 
     row_keys: torch.Tensor
@@ -68,9 +68,9 @@ class SharedTensors:
 class PagedTensors:
     """The step as the GPU kernel reads it, on the device: ``S`` segments.
 
-    cu_rows int32 [S + 1]: where each segment's rows begin in the batch; context int32 [S]; page_table int32
-    [S, max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid. ``shared`` is of a step
-    in which it pays.
+    cu_rows int32 [S + 1]: where each segment's rows begin in the batch; context int32 [S]; page_table int32 [S,
+    max_pages], rows padded with 0. ``max_rows`` and ``max_length`` size the kernel's grid. ``shared`` is None where
+    sharing does not pay.
     """
 
     cu_rows: torch.Tensor
@@ -132,7 +132,7 @@ class ForwardMeta:
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that ``tokens`` tokens need."""
+    """Return how many pages ``tokens`` tokens need."""
     return -(-tokens // page_size)
 
 
@@ -144,7 +144,7 @@ def _check(segment: Segment, page_size: int) -> None:
 
 
 def _slot(segment: Segment, page_size: int) -> int:
-    """Of the one row of a segment."""
+    """Return the pool slot of the one row of a segment."""
     _check(segment, page_size)
     page, offset = divmod(segment.context, page_size)
     return int(segment.pages[page]) * page_size + offset
@@ -165,8 +165,10 @@ def paged_tensors(segments: Sequence[Segment], page_size: int, device: torch.dev
 
 
 def _tables(segments: Sequence[Segment], page_size: int) -> tuple[list[npt.NDArray[np.int32]], SharedTiles | None]:
-    """Row offsets, contexts and the page table of ``PagedTensors``, and where rows share keys the three arrays of its
-    ``SharedTensors``, beside the tiles that they are made of.
+    """Return the arrays of ``PagedTensors`` and of ``SharedTensors``, and the tiles of shared keys.
+
+    The arrays are row offsets, contexts and the page table, and where rows share keys the three of ``SharedTensors``,
+    which are made from the tiles.
     """
     counts = [pages_for(segment.length, page_size) for segment in segments]
     table = np.zeros((len(segments), max(counts)), dtype=np.int32)
@@ -194,7 +196,7 @@ def _paged(segments: Sequence[Segment], tensors: Sequence[torch.Tensor], tiles: 
 
 
 def tiles_of(segments: Sequence[Segment], page_size: int) -> SharedTiles | None:
-    """Which single rows of a step share keys, in no more tiles than graphs of such a step have."""
+    """Return which single rows of a step share keys, in no more tiles than its graphs have, or None."""
     rows = [
         DecodeRow(number, segment.length, segment.pages)
         for number, segment in enumerate(segments)
@@ -204,7 +206,7 @@ def tiles_of(segments: Sequence[Segment], page_size: int) -> SharedTiles | None:
 
 
 def host_tiles(meta: ForwardMeta) -> SharedTiles | None:
-    """Which single rows of a step share keys, on the host; found anew for a step that was built for a CPU."""
+    """Return which single rows of a step share keys, on the host; for a step built for a CPU, find them here."""
     if meta.paged is None:
         return tiles_of(meta.segments, meta.page_size)
     return None if meta.paged.shared is None else meta.paged.shared.tiles

@@ -1,4 +1,4 @@
-"""Loads a model and finds out by which way it attends: through the attention interface, or by code of its own."""
+"""Loading a model and finding how it attends: through the attention interface, or by code of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _log = get_logger("worker.engine")
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model, its plane map, the implementation of attention that it is loaded with, and its modules that carry
-    states. ``model_bytes`` are those of all weights; others may take some of them later.
+    """A model, its plane map, the implementation of attention that it is loaded with, and its modules with states.
+
+    ``model_bytes`` counts all weights as loaded, even if a fused forward takes some over later.
     """
 
     model: Any
@@ -33,6 +34,7 @@ class FoundModel:
     model_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set ``model_bytes`` from the weights that the model has now."""
         object.__setattr__(self, "model_bytes", model_bytes_of(self.model))
 
     @property
@@ -52,8 +54,10 @@ def find_model(
     page_size: int,
     keeps_codes: bool = False,
 ) -> FoundModel:
-    """Load and probe; where ``page_size`` is 0, one is chosen, and for ``keeps_codes`` see ``load_model``. Raises
-    UnsupportedModel, with the reasons against both ways.
+    """Load a model and probe how it attends.
+
+    Where ``page_size`` is 0, one is chosen; for ``keeps_codes`` see ``load_model``. Raises UnsupportedModel, with the
+    reasons against both ways.
     """
     name, model = config.model_type, None
     try:
@@ -67,10 +71,7 @@ def find_model(
                 _log.info("page_size_chosen", page_tokens=planes.geometry.page_size, layer_state_bytes=nbytes)
             return FoundModel(model, planes, ATTENTION_NAME, states)
     except AttendsOtherwise as error:
-        if any(window is not None for window in windows) or state_layers(config):
-            # The library's cache drops what lies before a window, and the model's own masks may not hide it. Nor is it
-            # asked for what layers with states keep.
-            raise
+        check_attends_itself(config, windows, error)
         reason = error.message
     if model is None:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context, attention=OWN_ATTENTION)
@@ -82,3 +83,17 @@ def find_model(
         raise UnsupportedModel(reason if error.message == reason else f"{reason}; {error.message}") from error
     _log.info("model_attends_itself", model=type(model).__name__, reason=reason)
     return FoundModel(model, planes, OWN_ATTENTION)
+
+
+def check_attends_itself(config: Any, windows: Sequence[int | None], reason: AttendsOtherwise) -> None:
+    """Raise UnsupportedModel, with the ``reason`` against our attention, where the model's own cannot serve either.
+
+    The library's cache drops keys before a window, which own masks may not hide. Nor does that way keep the states of
+    layers.
+    """
+    has_windows = any(window is not None for window in windows)
+    if has_windows or state_layers(config):
+        kind = "sliding windows" if has_windows else "states"
+        raise UnsupportedModel(
+            f"{config.model_type} has layers with {kind}, which cannot be served by code of its own: {reason.message}"
+        ) from reason

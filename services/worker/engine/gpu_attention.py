@@ -1,4 +1,4 @@
-"""Attention over the paged pool on a GPU: one Triton kernel for the whole batch, or what was proven in its place."""
+"""Attention over the paged pool on a GPU: one Triton kernel for the whole batch, or another way that was proven."""
 
 from __future__ import annotations
 
@@ -27,22 +27,27 @@ KERNELS = "services.worker.kernels"
 EXACT_KERNELS = "services.worker.kernels.exact"
 
 EXPANDED_BYTES = 256 * 2**20
-"""K and V that are made of latents at once, if one head does not take more: launches for fewer heads would be many."""
+"""Bytes of K and V that are expanded from latents at once, if one head does not take more: with fewer heads at a time
+there would be many launches.
+"""
 
 
 class GpuPages(Protocol):
-    """What is attended over: K and V of a layer (or part) as ``DevicePool`` has them."""
+    """K and V by layer (or part), laid out as in ``DevicePool``, on a GPU."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """The device that holds K and V, where a step's tables are sent."""
 
-    def k(self, layer: int, /) -> torch.Tensor: ...
+    def k(self, layer: int, /) -> torch.Tensor:
+        """Return K of a layer or part, ``[pages, page_size, kv_heads, head_dim]``."""
 
-    def v(self, layer: int, /) -> torch.Tensor: ...
+    def v(self, layer: int, /) -> torch.Tensor:
+        """Return V of a layer or part, shaped like its K."""
 
 
 class GpuAttention:
-    """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
+    """The backend of :class:`~services.worker.engine.paged_step.PagedStep` for GPUs, by a Triton kernel."""
 
     def __init__(self, pool: GpuPages, kernels: str = KERNELS) -> None:
         """``kernels`` names a package that has ``paged_attention``."""
@@ -52,6 +57,7 @@ class GpuAttention:
         self._kernel = package.paged_attention
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        """Return the attention of one step; its tables are sent to the GPU here unless ``meta`` has them."""
         tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self._pool.device)
 
         def attend(call: AttentionCall) -> torch.Tensor:
@@ -68,8 +74,9 @@ class GpuAttention:
 
 
 class GpuLatents:
-    """Attention to the latents of ``pool`` by queries that have taken in the expansion: for absorbed rows of
-    :class:`~services.worker.engine.latent_attention.LatentAttention`.
+    """Attention to the latents of ``pool`` by queries that include the expansion of keys.
+
+    It is for absorbed rows of :class:`~services.worker.engine.latent_attention.LatentAttention`.
     """
 
     def __init__(self, pool: DevicePool, kernels: str = KERNELS) -> None:
@@ -79,6 +86,7 @@ class GpuLatents:
         self._ranks = latent_ranks(pool.planes)
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        """Return the attention of one step, ``[T, heads, rank]``; its tables are sent unless ``meta`` has them."""
         tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self._pool.device)
 
         def attend(call: AttentionCall) -> torch.Tensor:
@@ -113,7 +121,7 @@ def gpu_attention(pool: DevicePool, way: str, kernels: str = KERNELS) -> Attenti
 
 
 def way_of(asked: str, proofs: ProofTable) -> str:
-    """Return the way by which a GPU attends, of those that passed; without proofs ``auto`` is our kernels.
+    """Return the way by which a GPU attends, of those that passed their proof; without proofs ``auto`` is our kernels.
 
     Raises ConfigError where FlashInfer was asked for by name and did not pass.
     """
@@ -128,10 +136,9 @@ def way_of(asked: str, proofs: ProofTable) -> str:
 
 
 def captured_attention(backend: AttentionBackend, most_rows: int, most_tokens: int) -> CapturedAttention | None:
-    """Return what graphs attend by where ordinary steps attend by ``backend``; None for the kernels of the graphs
-    themselves.
+    """Return the attention of graphs where ordinary steps attend by ``backend``.
 
-    ``most_tokens`` is the longest request.
+    Return None for the kernels of the graphs themselves. ``most_tokens`` is the longest request.
     """
     if not isinstance(backend, FlashInferAttention):
         return None

@@ -1,4 +1,4 @@
-"""What a model needs of each GPU, from its configuration and the size of its files: pure arithmetic.
+"""The memory that a model needs on each GPU, from its configuration and the size of its files: pure arithmetic.
 
 Two uses: a model whose weights alone exceed a GPU is refused before minutes of reading, with the number of ranks that
 would hold it, and pools of GPUs that are not at hand are estimated. The pool of a real one is measured
@@ -22,12 +22,12 @@ from shared.quantisation import quantisation
 from shared.sizes import size
 
 RANKS = (1, 2, 4, 8, 16)
-"""Numbers of ranks that are advised."""
+"""Numbers of ranks that error messages advise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``weight_bytes`` are of the whole model, ``itemsize`` is that of its data type, bytes."""
+    """The sizes of a model. ``weight_bytes`` are of the whole model, ``itemsize`` is that of its data type, bytes."""
 
     weight_bytes: int
     itemsize: int
@@ -38,12 +38,15 @@ class ModelShape:
     vocab: int
 
     def rank_weight_bytes(self, ranks: int) -> int:
-        """Weights of each of ``ranks`` ranks: all embeddings (see ``parallel.loading``) and its part of the rest."""
+        """Return the weights of each of ``ranks`` ranks, in bytes.
+
+        A rank has all embeddings (see ``parallel.loading``) and its part of the rest.
+        """
         embeddings = self.vocab * self.hidden * self.itemsize
         return embeddings + -(-(self.weight_bytes - embeddings) // ranks)
 
     def prefill_bytes(self, wish: RoomWish, ranks: int) -> int:
-        """Estimated peak of the largest prefill besides weights and KV.
+        """Return the estimated peak of the largest prefill besides weights and KV, in bytes.
 
         In an MLP: its gate, its activation and its product, beside the residual and three more of its width; or the
         logits in their own data type and in float32. What models of full size take on meta tensors is within 5% of it.
@@ -52,6 +55,7 @@ class ModelShape:
         return max(mlp, wish.rows * self.vocab * (self.itemsize + 4))
 
     def divides_by(self, ranks: int) -> bool:
+        """Return whether heads and widths can be divided among ``ranks`` ranks."""
         config = SimpleNamespace(
             model_type="", num_attention_heads=self.heads, num_key_value_heads=self.kv_heads,
             hidden_size=self.hidden, intermediate_size=self.intermediate,
@@ -65,7 +69,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One of ``count`` GPUs, and its memory in bytes, whichever process has it now."""
+    """One of ``count`` GPUs, and its memory in bytes, in use or not."""
 
     name: str
     total: int
@@ -73,8 +77,10 @@ class GpuFacts:
 
 
 def shape_of(model_dir: Path, dtype: str) -> ModelShape | None:
-    """Return the shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell: of a model
-    with parts besides text, the files hold more than is loaded, of a quantised one less than it is dequantised to.
+    """Return the shape of a checkpoint in ``dtype`` ("auto" is its own); None where its files do not tell.
+
+    Files of a model with parts besides text hold more than is loaded, those of a quantised one less than its
+    dequantised weights take.
     """
     try:
         config = model_files.load_config(model_dir)
@@ -83,7 +89,7 @@ def shape_of(model_dir: Path, dtype: str) -> ModelShape | None:
         stored_bytes = sum(path.stat().st_size for path in model_files.weight_files(model_dir))
         return _shape(config, stored_bytes, dtype)
     except (OperatorError, OSError, KeyError, TypeError, ValueError):
-        return None  # What is wrong with it, loading will say.
+        return None  # Loading will say what is wrong with it.
 
 
 def _shape(config: Mapping[str, Any], stored_bytes: int, dtype: str) -> ModelShape:
@@ -104,7 +110,7 @@ def _shape(config: Mapping[str, Any], stored_bytes: int, dtype: str) -> ModelSha
 def check_weights(shape: ModelShape, ranks: int, gpu: GpuFacts, wish: RoomWish) -> None:
     """Raise ConfigError if the weights alone leave no memory for KV, with the number of ranks that would hold them.
 
-    What others have of the GPU does not count: that may pass, and a refusal is for good.
+    What other processes have of the GPU does not count: that may pass, and a refusal is permanent.
     """
     allowed = int(gpu.total * wish.fraction)
     own = shape.rank_weight_bytes(ranks)
@@ -128,8 +134,10 @@ def _advice(shape: ModelShape, allowed: int, gpu: GpuFacts, wish: RoomWish) -> s
 
 
 def least_ranks(shape: ModelShape, allowed: int, wish: RoomWish) -> int | None:
-    """Return the least number of ranks, each with ``allowed`` bytes of a GPU, that have room for the weights, the
-    largest prefill and as much as a twentieth of ``allowed`` for KV; None where none has.
+    """Return the least number of ranks that have room for the model; None where none has.
+
+    Each rank has ``allowed`` bytes of a GPU, which must have room for the weights, the largest prefill and as much as a
+    twentieth of ``allowed`` for KV.
     """
     for ranks in RANKS:
         taken = shape.rank_weight_bytes(ranks) + shape.prefill_bytes(wish, ranks) + wish.reserve_bytes

@@ -1,9 +1,9 @@
-"""How much of a GPU is left for the device pool, by running the largest prefill that there will be.
+"""The memory of a GPU that is left for the device pool, measured by running the largest prefill that there will be.
 
 What computing takes besides weights depends on the model, on kernels and on torch's allocator, so it is measured and
 not estimated: a batch of ``--max-batch-tokens`` goes through the model over a pool that is just large enough for it.
-The pool gets ``--device-memory-fraction`` of the device's memory, less the peak of that run, less what others have on
-the device. The rest of the fraction is for what comes later: CUDA graphs, sampling, fragments.
+The pool gets ``--device-memory-fraction`` of the device's memory, less the peak of that run, less what others use of
+the device. The rest of the fraction is for later needs: CUDA graphs, sampling, fragments.
 
 The arithmetic and the run are tested on a CPU with a stand-in for the memory; :class:`CudaMemory` has not run on a GPU.
 """
@@ -18,6 +18,7 @@ import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.own_attention import own_forward
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import PlaneMap
 from shared.errors import ConfigError
@@ -40,39 +41,46 @@ class DeviceMemory(Protocol):
         ...
 
     def foreign_bytes(self) -> int:
-        """Return what is taken on the device besides: by other processes, the driver, communicators."""
+        """Return the bytes taken on the device besides: by other processes, the driver, communicators."""
         ...
 
-    def total_bytes(self) -> int: ...
+    def total_bytes(self) -> int:
+        """Return the bytes of the device's memory, in use or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """See :class:`DeviceMemory`. Has not run on a GPU."""
+    """A GPU's memory, by torch's counters and the driver's. Has not run on a GPU."""
 
     device: torch.device
 
     def start(self) -> None:
+        """Wait for the device, give torch's cached memory back, and forget earlier peaks."""
         _cuda.synchronize(self.device)
         _cuda.empty_cache()
         _cuda.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int:
+        """Return torch's peak of allocated bytes since :meth:`start`, once the device has done all work."""
         _cuda.synchronize(self.device)
         return int(_cuda.max_memory_allocated(self.device))
 
     def foreign_bytes(self) -> int:
+        """Return the bytes in use on the device that torch in this process has not reserved."""
         free, total = _cuda.mem_get_info(self.device)
         return int(total - free - _cuda.memory_reserved(self.device))
 
     def total_bytes(self) -> int:
+        """Return the bytes of the device's memory, as the driver reports them."""
         return int(_cuda.mem_get_info(self.device)[1])
 
 
 @dataclass(frozen=True, slots=True)
 class RoomWish:
-    """``fraction`` of the device may be used. ``tokens`` are of the largest prefill, ``rows`` those of it whose logits
-    are computed at most. ``reserve_bytes`` are buffers on the device that are made later.
+    """The part of a GPU that may be used, and for what: ``fraction`` of the device.
+
+    ``tokens`` are those of the largest prefill, ``rows`` the most of its rows whose logits are computed.
+    ``reserve_bytes`` are for buffers on the device that are made later.
     """
 
     fraction: float
@@ -83,7 +91,7 @@ class RoomWish:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of a device, by what takes them."""
+    """The memory of a device, in bytes, by its use."""
 
     total: int
     foreign: int
@@ -93,11 +101,11 @@ class Room:
 
     @property
     def pool_bytes(self) -> int:
-        """What the device pool may take; not below 0."""
+        """Bytes that the device pool may take; not below 0."""
         return max(0, int(self.total * self.fraction) - self.foreign - self.peak - self.reserve)
 
     def pages(self, page_bytes: int) -> int:
-        """Pages that fit. Raises ConfigError, with what takes the memory, when none does."""
+        """Return how many pages fit. Raises ConfigError, with what takes the memory, when none does."""
         pages = self.pool_bytes // page_bytes
         if pages < 1:
             raise ConfigError(
@@ -110,8 +118,10 @@ class Room:
 
 
 def measure_room(model: Any, planes: PlaneMap, max_context: int, wish: RoomWish, memory: DeviceMemory) -> Room:
-    """Run the largest prefill over a pool that is given back afterwards. Raises ConfigError where even that does not
-    fit on the device. In a group every rank calls this with the same ``wish`` at the same time.
+    """Run the largest prefill over a pool that is given back afterwards.
+
+    Raises ConfigError where even that does not fit on the device. In a group every rank calls this with the same
+    ``wish`` at the same time.
     """
     geometry = planes.geometry
     segments, pages = prefill_segments(wish.tokens, max_context, geometry.page_size)
@@ -119,7 +129,8 @@ def measure_room(model: Any, planes: PlaneMap, max_context: int, wish: RoomWish,
     try:
         pool = DevicePool.create(geometry, pages, device=model.device, shm_prefix="room", planes=planes)
         try:
-            _prefill(ModelRunner(model, pool, vocab_size=0), segments, min(wish.rows, wish.tokens))
+            runner = ModelRunner(model, pool, vocab_size=0, fused=own_forward(model, pool))
+            _prefill(runner, segments, min(wish.rows, wish.tokens))
             peak = memory.peak_bytes() - pages * geometry.page_bytes
         finally:
             pool.close()
@@ -132,7 +143,10 @@ def measure_room(model: Any, planes: PlaneMap, max_context: int, wish: RoomWish,
 
 
 def prefill_segments(tokens: int, max_context: int, page_size: int) -> tuple[list[Segment], int]:
-    """Prompts of ``tokens`` tokens together, none longer than the context, each in pages of its own; and all pages."""
+    """Return prompts of ``tokens`` tokens together, each in pages of its own, and the number of all pages.
+
+    No prompt is longer than the context.
+    """
     segments, pages = [], 0
     while tokens > 0:
         rows = min(tokens, max_context)

@@ -9,7 +9,7 @@ MAX_SPLITS = 32
 
 
 def keys_per_split(visible: int) -> int:
-    """Keys of one split of a row that sees ``visible`` keys; at most MAX_SPLITS are needed."""
+    """Return the keys of one split of a row that sees ``visible`` keys; at most MAX_SPLITS are needed."""
     return SPLIT_KEYS * -(-visible // (SPLIT_KEYS * MAX_SPLITS))
 
 

@@ -1,9 +1,9 @@
-"""Attention to latents in the pool, by whichever of two forms computes less (:mod:`services.worker.engine.latents`).
+"""Attention to latents in the pool, by the cheaper of two forms (:mod:`services.worker.engine.latents`).
 
 *Absorbed*: the expansion is taken into the query, and all heads attend to the latents themselves, as heads of one KV
-head. Nothing is made of the context, but scores and sums are over ``rank + rope`` values. *Expanded*: K and V of the
-context are made of its latents, a few heads at a time, and attended to as those of any model. Making them pays where
-many rows use them.
+head. Nothing is expanded, but scores and sums are over ``rank + rope`` values. *Expanded*: K and V of the context are
+expanded from its latents, a few heads at a time, and attended to as those of any model. That pays where many rows use
+them.
 """
 
 from __future__ import annotations
@@ -24,33 +24,40 @@ from services.worker.kv.device_pool import DevicePool
 from shared.messages.pools import DTYPE_BYTES
 
 EXPANDED_BYTES = 32 * 2**20
-"""K and V that are made at once on a CPU, if one head does not take more."""
+"""Bytes of K and V that are expanded at once on a CPU, if one head does not take more."""
 
 _Attend = Callable[[AttentionCall], torch.Tensor]
 
 
 class ExpandedPages:
-    """K and V of a few heads, which attention reads in the place of a pool: [pages, page_size, heads, dim] each."""
+    """K and V of a few expanded heads, read in place of a pool: [pages, page_size, heads, dim] each."""
 
     def __init__(self, pool: DevicePool) -> None:
+        """Begin without K and V, with the geometry and the device of ``pool``.
+
+        ``halves`` [2, pages, page_size, heads, dim] is set anew for every group of heads that is expanded.
+        """
         self._pool = pool
         self.geometry = pool.geometry
         self.halves = torch.empty(2, 0)
 
     @property
     def device(self) -> torch.device:
+        """The device of the pool whose latents are expanded."""
         return self._pool.device
 
     def k(self, _layer: int) -> torch.Tensor:
+        """Return the expanded K, whatever the layer."""
         return self.halves[0]
 
     def v(self, _layer: int) -> torch.Tensor:
+        """Return the expanded V, whatever the layer."""
         return self.halves[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Some rows of a step, int64 [n] (None: all), and what attends for them. ``pages`` int64 are those to expand."""
+    """Rows of a step, int64 [n] (None: all), and their attention. ``pages`` int64: those to expand, if any."""
 
     rows: torch.Tensor | None
     attend: _Attend
@@ -58,7 +65,7 @@ class _Share:
 
 
 class LatentAttention:
-    """A backend of :class:`~services.worker.engine.planed_step.PlanedStep` for pools in which layers keep latents."""
+    """The backend of :class:`~services.worker.engine.planed_step.PlanedStep` for pools in which layers keep latents."""
 
     def __init__(
         self,
@@ -69,8 +76,9 @@ class LatentAttention:
         absorbed: AttentionBackend | None = None,
         expanded_bytes: int | None = None,
     ) -> None:
-        """``attention`` is over ``pool``, and attends for the layers without latents; ``absorbed`` likewise to latents,
-        by default the same one. ``over`` makes what attends to K and V that were expanded, up to
+        """Attend over ``pool``: by ``attention`` in layers without latents, by ``absorbed`` to latents.
+
+        By default ``absorbed`` is ``attention``. ``over`` makes the backend for K and V that were expanded, up to
         ``expanded_bytes`` (by default ``EXPANDED_BYTES``) at once.
         """
         self._pool = pool
@@ -80,6 +88,7 @@ class LatentAttention:
         self._expanded_bytes = EXPANDED_BYTES if expanded_bytes is None else expanded_bytes
 
     def for_step(self, meta: ForwardMeta) -> _Attend:
+        """Return the attention of one step, which divides its rows between both forms once for each kind of layer."""
         attend_all = self._attention.for_step(meta)
         absorbed = attend_all if self._latent is self._attention else self._latent.for_step(meta)
         shares: dict[float, list[_Share]] = {}
@@ -119,7 +128,7 @@ class LatentAttention:
         return shares
 
     def _over_expanded(self, meta: ForwardMeta, numbers: list[int]) -> tuple[_Attend, torch.Tensor]:
-        """Attention of these segments over their own pages, expanded one after the other, and the pages."""
+        """Return the attention of these segments over their own pages, expanded one after the other, and the pages."""
         pages, segments, first = [], [], 0
         for number in numbers:
             segment = meta.segments[number]

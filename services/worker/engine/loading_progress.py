@@ -1,4 +1,4 @@
-"""How far transformers is with loading a checkpoint, by the hook that it has for its progress bars."""
+"""The progress of transformers in loading a checkpoint, by the library's hook for progress bars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASE = "loading weights"
 
 
 class _Bar:
-    """What transformers iterates over in the place of a progress bar. Each of its steps is a tensor."""
+    """The iterable that transformers gets in place of a progress bar. Each of its steps is a tensor."""
 
     def __init__(self, items: Iterable[Any], advance: Callable[[int], None]) -> None:
         self._items = items
@@ -41,7 +41,10 @@ class _Bar:
 
 @contextmanager
 def told_progress() -> Iterator[None]:
-    """Tell what transformers loads during the block. One block at a time: the hook is the library's own variable."""
+    """Report what transformers loads during the block as progress phases.
+
+    One block at a time: the hook is a global variable of the library.
+    """
     with ExitStack() as phases:
 
         def hook(factory: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> _Bar:

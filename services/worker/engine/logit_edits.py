@@ -12,7 +12,7 @@ from services.worker.engine.sample_row import SampleRow, is_penalised
 
 
 def is_edited(row: SampleRow) -> bool:
-    """Return whether anything changes this row's logits."""
+    """Return whether a ban, a bias or a penalty changes this row's logits."""
     params = row.params
     return bool(row.forbid or params.logit_bias) or is_penalised(params)
 
@@ -53,7 +53,7 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _counts(ids: Sequence[Sequence[int] | npt.NDArray[np.int32]], like: torch.Tensor) -> torch.Tensor:
-    """How often each token occurs in each list, ``[len(ids), vocab]`` in the dtype and on the device of ``like``."""
+    """Return how often each token occurs in each list, ``[len(ids), vocab]`` of dtype and device of ``like``."""
     vocab_size = like.shape[1]
     flat = [np.asarray(tokens, dtype=np.int64) for tokens in ids]
     rows = np.repeat(np.arange(len(flat)), [len(tokens) for tokens in flat])

@@ -17,8 +17,10 @@ IMPOSSIBLE = -9999.0
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
-    """For each row of ``logits`` float32 [R, vocab]: the logprob of ``tokens[r]`` and the ``counts[r]`` most
-    likely tokens, most likely first, smaller ids first among equals.
+    """Return the logprobs of each row's token and of the most likely tokens there.
+
+    Row r of ``logits`` float32 [R, vocab] gives that of ``tokens[r]`` and of the ``counts[r]`` most likely tokens, most
+    likely first, smaller ids first among equals.
     """
     if not len(tokens):
         return []
@@ -34,7 +36,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence
 
 
 def _most_likely(logprobs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and values of the ``count`` largest of each row, both [R, count]."""
+    """Return ids and values of the ``count`` largest of each row, both [R, count]."""
     if count == 0:
         empty = logprobs[:, :0]
         return empty.to(torch.int64), empty

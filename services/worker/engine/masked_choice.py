@@ -23,9 +23,9 @@ NO_TOKEN = -1
 
 
 def choose_masked(logits: npt.NDArray[np.float32], rows: Sequence[SampleRow], masks: Sequence[Words]) -> list[int]:
-    """One token for each row of ``logits`` [R, vocab], of those that its mask allows.
+    """Choose one token for each row of ``logits`` [R, vocab], among those that its mask allows.
 
-    :data:`NO_TOKEN` where a mask allows none, or the largest allowed logit is not finite.
+    Return :data:`NO_TOKEN` where a mask allows none, or the largest allowed logit is not finite.
     """
     ids, edges = allowed_ids(masks, logits.shape[1])
     kept = logits.reshape(-1)[ids]
@@ -86,7 +86,7 @@ def _weights(
     best: npt.NDArray[np.float32],
     rows: Sequence[SampleRow],
 ) -> npt.NDArray[np.int32]:
-    """Weights as :func:`services.worker.engine.row_choice.choose_in_row` has them, operation by operation."""
+    """Return weights as :func:`services.worker.engine.row_choice.choose_in_row` has them, operation by operation."""
     temperatures = np.array([max(row.params.temperature, LEAST_TEMPERATURE) for row in rows], dtype=np.float32)
     scaled = torch.from_numpy(kept - best.repeat(counts)).div_(torch.from_numpy(temperatures.repeat(counts)))
     return scaled.exp_().mul_(WEIGHT_ONE).to(torch.int32).numpy()

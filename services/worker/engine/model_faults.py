@@ -1,8 +1,8 @@
-"""Tells faults of a model, which are refused for good, from faults of the machine, which may pass.
+"""Faults of a model, which are refused permanently, told from faults of the machine, which may pass.
 
-The library's code for a model can raise anything when it is built, loaded, probed or verified. Whatever it is, a retry
-would meet it again, so it becomes UnsupportedModel with the library's error as its cause. Memory that ran out and reads
-that failed stay what they are: the process fails, and its supervisor starts it anew.
+The library's code for a model can raise anything when it is built, loaded, probed or verified. A retry would raise it
+again, so it becomes UnsupportedModel with the library's error as its cause. Out of memory and failed reads pass
+unchanged: the process fails, and its supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _LONGEST_REASON = 300
 
 
 class AttendsOtherwise(UnsupportedModel):
-    """The model does not go through the attention interface, or asks more of it than ours does. Its own attention may
-    serve it.
+    """A model that does not go through the attention interface, or needs features of it that ours lacks.
+
+    Its own attention may serve it.
     """
 
 
 def is_of_the_machine(error: BaseException) -> bool:
-    """Whether ``error`` says nothing about the model: no memory, failed reads or a failed accelerator."""
+    """Return whether ``error`` is the machine's, not the model's: no memory, failed reads or accelerator."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
         return True
     if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
@@ -43,10 +44,10 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 @contextmanager
 def refusing(model_type: str, doing: str, kind: type[UnsupportedModel] = UnsupportedModel) -> Iterator[None]:
-    """Within this block the model is ``doing`` ("built", "loaded", ...), and what it raises is of this ``kind``.
+    """Turn errors of the block, in which the model is ``doing`` ("built", "loaded", ...), into this ``kind``.
 
-    Typed errors and faults of the machine pass unchanged. The log has the library's error with its traceback, unless
-    it only says that the model attends elsewhere.
+    Typed errors and faults of the machine pass unchanged. The log has the library's error with its traceback, unless it
+    only says that the model picks its attention elsewhere.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""From a directory of a Hugging Face checkpoint to a model in memory, refusing what cannot be served exactly.
+"""Loading a directory of a Hugging Face checkpoint, refusing models that cannot be served exactly.
 
-What the configuration alone can rule out is ruled out here, before any weight is read; what only running the
-model can show is in :mod:`services.worker.engine.probe`.
+Models that the configuration alone rules out are refused here, before any weight is read; those that only running them
+rules out are in :mod:`services.worker.engine.probe`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ from shared.quantisation import quantisation
 # The loader patches torch's initialisers while it runs: two at once in one process leave tied weights untied.
 _LOADING = threading.Lock()
 
-LAYER_TYPES = ("full_attention", "sliding_attention", CHUNKED, "mlp", "moe", *STATE_LAYER_TYPES)
+LAYER_TYPES = (
+    *("full_attention", "sliding_attention", "indexed_attention", CHUNKED, "mlp", "moe"),
+    *STATE_LAYER_TYPES,
+)
 
 
 def load_config(model_dir: Path) -> Any:
-    """Load the checkpoint's configuration, or that of its text part. Raises UnsupportedModel, with every reason that it
-    alone can show.
+    """Load the checkpoint's configuration, or that of its text part.
+
+    Raises UnsupportedModel, with every reason that the configuration shows.
     """
     unreadable = f"{model_dir} holds no readable model configuration"
     try:
@@ -84,13 +88,14 @@ def load_model(
     attention: str = ATTENTION_NAME,
     keeps_codes: bool = False,
 ) -> Any:
-    """Load the model with its weights on ``device``, in ``dtype`` ("auto" is the checkpoint's own), ready for inference
-    over ``context`` positions (0: those that the model knows), with this implementation of attention. Quantised weights
-    are dequantised; ``keeps_codes`` leaves their codes with the layers
+    """Load the model with its weights on ``device``, ready for inference with this implementation of attention.
+
+    Weights are in ``dtype`` ("auto" is the checkpoint's own), and ``context`` positions can be served (0: those that
+    the model knows). Quantised weights are dequantised; ``keeps_codes`` leaves their codes with the layers
     (:mod:`~services.worker.engine.quantised.codes`).
 
-    Raises UnsupportedModel when weights are missing or of the wrong shape: what Hugging Face fills with random
-    numbers must not answer anybody.
+    Raises UnsupportedModel when weights are missing or of the wrong shape: Hugging Face fills those with random
+    numbers, which must not produce answers.
     """
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
@@ -115,7 +120,7 @@ def load_model(
 
 
 def tell(model: Any, config: Any, context: int) -> None:
-    """Tell modules of ``model`` what its configuration says of positions, chunks and ``context``, in tokens."""
+    """Set on modules of ``model`` what its configuration says of positions, chunks and ``context``, in tokens."""
     pin_rotations(model, context)
     tell_chunks(model, expected_chunks(config))
     tell_positions(model)
@@ -171,7 +176,7 @@ def expected_windows(config: Any) -> list[int | None]:
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:
-    """Tokens that end an answer: those of the generation config, else those of the model's; sorted."""
+    """Return the tokens that end an answer: those of the generation config, else those of the model's; sorted."""
     for config in (model.generation_config, model.config):
         found = getattr(config, "eos_token_id", None)
         if found is not None:
@@ -180,12 +185,12 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def own_context(config: Any) -> int:
-    """Positions that the model knows; 0 where its configuration names none."""
+    """Return the positions that the model knows; 0 where its configuration names none."""
     return named_context(lambda field: getattr(config, field, None))
 
 
 def max_context_tokens(config: Any, bound: int = 0) -> int:
-    """Positions that the model knows, or ``bound`` where that is less; 0 is no bound.
+    """Return the positions that the model knows, or ``bound`` where that is less; 0 is no bound.
 
     Raises ConfigError where a prompt and an answer cannot both have a token, and where neither names a number.
     """
@@ -203,7 +208,7 @@ def max_context_tokens(config: Any, bound: int = 0) -> int:
 def _reasons_against(config: Any) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield IS_ENCODER_DECODER
-    # "vision" is of images alone, which are not served.
+    # "vision" concerns images alone, which are not served.
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         yield "its attention is not causal"
     odd_layers = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_TYPES))
@@ -212,5 +217,5 @@ def _reasons_against(config: Any) -> Iterator[str]:
 
 
 def model_bytes_of(model: Any) -> int:
-    """Bytes of all weights of a loaded model, tied ones once."""
+    """Return the bytes of all weights of a loaded model, tied ones once."""
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())

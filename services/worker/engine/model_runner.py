@@ -40,7 +40,7 @@ from services.worker.engine.model_loading import (
 )
 from services.worker.engine.own_attention import OwnAttention, unsteppable
 from services.worker.engine.packed_experts import pack_experts
-from services.worker.engine.packed_linear import pack_linears
+from services.worker.engine.packed_linear import conversion, pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.planed_step import PlanedStep
 from services.worker.engine.probe import LayoutProbe, Verification
@@ -62,27 +62,29 @@ from services.worker.native.build import announce_missing
 from services.worker.proving.parts import AHEAD, FUSED, IPC
 from services.worker.proving.shape import expected_shape
 from services.worker.proving.table import ProofTable, ServedShape
-from shared import progress
+from shared import logs, progress
 from shared.errors import ConfigError, UnsupportedModel
 from shared.messages.pools import KvDtype, KvGeometry
 
 _SMALL_MODEL_PARAMETERS = 200_000_000
 
 WARMED_CONTEXT = 1024
-"""Tokens behind which a decode step on a GPU splits its keys among programs (``key_splits.SPLIT_KEYS``)."""
+"""Tokens of context behind which a decode step on a GPU splits its keys among programs (``key_splits.SPLIT_KEYS``)."""
 
 Prove = Callable[[ServedShape], ProofTable]
-"""Tries what a worker uses of CUDA (``services.worker.proving.device.prove_device``)."""
+"""Proves what a worker uses of CUDA (``services.worker.proving.device.prove_device``)."""
 
 NOTHING_TO_PROVE = ProofTable()
-"""On a CPU, and for who measures a way of its own choice: the best ways serve."""
+"""For CPUs, and for measurements of a chosen way: the best ways serve, unproven."""
+
+_log = logs.get_logger("worker.engine")
 
 PoolSizer = Callable[[Any, PlaneMap, int], int]
 """Pages of the device pool of a model, given its plane map and longest context; the model is not changed."""
 
 
 class ModelRunner:
-    """A loaded model. Not thread-safe: one step at a time."""
+    """A loaded model with its pool. Not thread-safe: one step at a time."""
 
     def __init__(
         self,
@@ -98,9 +100,10 @@ class ModelRunner:
         proofs: ProofTable = NOTHING_TO_PROVE,
         states: Sequence[StateModule] = (),
     ) -> None:
-        """``fused`` computes what ``model`` would, over the same pool; without it the model itself does. ``context`` is
-        the longest one served, in tokens; 0 is the model's own. ``model_bytes`` are those of all weights, if ``model``
-        lacks some by now. ``operators`` is what replaces torch's in exact mode
+        """Compute by ``model``, or by ``fused``, which computes the same over the same pool.
+
+        ``context`` is the longest one served, in tokens; 0 is the model's own. ``model_bytes`` counts all weights, if
+        ``model`` lacks some by now. ``operators`` keeps torch's replaced ones alive in exact mode
         (:func:`~services.worker.engine.exactness.replaced_operators`). ``attention`` names a backend on a GPU, and
         ``proofs`` say which ways serve there, among them the backend for ``auto``. ``states`` are modules of ``model``
         that carry states, see :func:`~services.worker.engine.states.layers.find_state_modules`.
@@ -150,11 +153,11 @@ class ModelRunner:
     ) -> ModelRunner:
         """Load a checkpoint and prove that it can be served exactly.
 
-        Pages have ``page_size`` tokens, or as many as suit the model where it is 0. The pool has ``pages`` pages if
-        given, else as many as fit in ``device_kv_bytes``, else what ``sizer`` finds once the weights are loaded.
-        ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds the context; 0 leaves the
-        model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`). ``prove`` is called on a GPU,
-        before weights are on it, and says what serves there. ``kv_dtype`` is that of K and V in pages. Raises
+        Pages have ``page_size`` tokens, or where it is 0 a number that suits the model. The pool has ``pages`` pages if
+        given, else as many as fit in ``device_kv_bytes``, else as many as ``sizer`` returns once the weights are
+        loaded. ``threads`` is for the CPU; 0 leaves torch's default. ``context_tokens`` bounds the context; 0 leaves
+        the model's own. ``exact`` is for GPUs (:mod:`~services.worker.engine.exactness`). ``prove`` is called on a GPU,
+        before weights are on it, and returns which ways serve there. ``kv_dtype`` is that of K and V in pages. Raises
         UnsupportedModel with the reason, ConfigError for bad settings, DeviceUnproven.
         """
         if page_size < 0 or (pages is None and device_kv_bytes is None and sizer is None):
@@ -195,7 +198,7 @@ class ModelRunner:
         operators = replaced_operators("CUDA") if exact else None
         check_device(planes, device, is_exact=exact)
         if shape is not None and prove is not None:
-            # What a configuration does not tell: other heads, latents, and sinks.
+            # Other heads, latents, and sinks are not in the configuration.
             seen = msgspec.structs.replace(shape, geometry=geometry)
             seen = seen if found.attends_itself else seen_shape(shape, model, planes)
             proofs = proofs if seen == shape else prove(seen)
@@ -217,7 +220,7 @@ class ModelRunner:
         )
         try:
             with refusing(config.model_type, "verified"):
-                with progress.phase("computing what the model must answer"):
+                with progress.phase("computing the expected logits"):
                     tokens = probe_tokens(model, count, geometry.page_size, longest, has_states=bool(found.states))
                     verification = Verification(model, tokens, windows, found.attention, is_rounded=geometry.is_rounded)
                 fused = fuse(model, windows, pool, forward, merged)
@@ -250,7 +253,7 @@ class ModelRunner:
         """Prove that this runner gives the logits expected; overwrites pages of the pool.
 
         Raises UnsupportedModel when it does not. Where it ``may_fall_back``, a fused forward that fails or computes
-        something else is given up, which heartbeats tell of, and the portable path is proven instead.
+        something else is given up, which heartbeats report, and the portable path is proven instead.
         """
         pages, page_size = self.pool.pages, self.geometry.page_size
         try:
@@ -265,6 +268,7 @@ class ModelRunner:
 
     @property
     def geometry(self) -> KvGeometry:
+        """Sizes of the device pool's pages and planes."""
         return self.pool.geometry
 
     @property
@@ -283,47 +287,45 @@ class ModelRunner:
 
     @property
     def state_slots(self) -> StateSlots:
-        """Who has which of this runner's states within pages; one for each who computes requests."""
+        """New slots for layer states within pages; each thread that computes requests has one object of its own."""
         return NoSlots() if self._slots is None else RunningSlots(self.geometry.page_size, len(self._slots))
 
     @property
     def attends_itself(self) -> bool:
-        """Whether attention is the model's own: then there are no steps but :meth:`forward`, and others raise
-        UnsupportedModel.
-        """
+        """Whether attention is the model's own: then steps other than :meth:`forward` raise UnsupportedModel."""
         return isinstance(self._fused, OwnAttention)
 
     @property
     def lookup_obstacle(self) -> str:
-        """See ``compute.Runner``."""
+        """Why prompt lookup cannot propose tokens here; "" where it can. See ``compute.Runner``."""
         if self._device.type != "cpu":
             return "on a GPU steps are launched before tokens are read, and captured with one row a request"
         if not self.pool.planes.is_identity or self.attends_itself:
-            return "only layers that all keep K and V, and attend as ours do, compute such rows as they would others"
+            return "proposed rows have the bits of others only where all layers keep K and V and attend by our code"
         if routes_tokens(self._model.config):
             return "experts round by how many rows they get, so proposals could change tokens"
         return ""
 
     @property
     def attention(self) -> AttentionBackend:
-        """Attention over the pool, for steps that are not :meth:`paged_step`'s."""
+        """The attention backend over the pool, for steps other than those of :meth:`paged_step`."""
         if self.attends_itself:
             raise unsteppable(self._model)
         return self._backend
 
     @property
     def model(self) -> Any:
-        """The Hugging Face model, for what reads its modules; it is not changed elsewhere."""
+        """The Hugging Face model, for code that reads its modules."""
         return self._model
 
     @torch.inference_mode()
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor:
-        """One step: write the KV of T tokens to their slots and return logits of R of them.
+        """Compute one step: write the KV of T tokens to their slots and return logits of R of them.
 
-        ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is
-        float32 [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
+        ids and positions int64 [T], last_rows int64 [R] (row numbers in the batch, R may be 0); the result is float32
+        [R, vocab]. Raises whatever the step's gate raises; pages of the step are then undefined.
 
         On a GPU rows of a LoRA adapter take the model's own modules, and so do all others of their step.
         """
@@ -346,7 +348,7 @@ class ModelRunner:
 
     @property
     def launcher(self) -> ModelRunner | None:
-        """What launches steps ahead: a runner with captured steps, where that is proven."""
+        """The runner itself, where it has captured steps and launching ahead was proven; else None."""
         is_proven = self.proofs.way(AHEAD, "ahead") == "ahead"
         return self if self._graphs is not None and is_proven else None
 
@@ -354,17 +356,17 @@ class ModelRunner:
     def launch(
         self, ids: torch.Tensor | Following, positions: torch.Tensor, meta: ForwardMeta, rows: Sequence[SampleRow]
     ) -> UnreadTokens:
-        """See ``compute.Launcher``."""
+        """Launch a step whose rows each get a token, and return the tokens, unread; see ``compute.Launcher``."""
         given = ids.ids() if isinstance(ids, Following) else ids
         logits = self.forward(given, positions, meta, torch.arange(len(rows)))
         return send_home(choose_unread(logits, rows))
 
     def settle(self) -> None:
-        """Return when the pool holds what all steps so far have written, for any stream and any process."""
+        """Return when everything that steps have written so far is in the pool, for any stream and any process."""
         settle(self._device)
 
     def paged_step(self, meta: ForwardMeta) -> AttentionStep:
-        """Attention over the pool for one step."""
+        """Return attention over the pool for one step."""
         kind = PagedStep if self.pool.planes.is_identity else PlanedStep
         return kind(meta, self.pool, self._backend)
 
@@ -372,7 +374,7 @@ class ModelRunner:
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
     ) -> torch.Tensor:
-        """:meth:`forward` with any attention. Raises whatever ``step`` raises, which is also how a pass ends early."""
+        """Compute :meth:`forward` with any attention. Errors of ``step`` are raised, and may end a pass early."""
         if self._fused is not None:
             return self._fused.stepped(ids, positions, step, last_rows)
         return self._run_modules(ids, positions, step, last_rows)
@@ -389,11 +391,11 @@ class ModelRunner:
         return logits
 
     def warm_up(self) -> None:
-        """See :func:`warm_up`. Raises UnsupportedModel for what the model raises."""
+        """Warm up, see :func:`warm_up`. Raises UnsupportedModel for errors of the model."""
         with refusing(self._model.config.model_type, "warmed up"):
             warm_up(self)
             if self._device.type == "cuda" and not self.attends_itself:
-                # Steps that attend otherwise have keys rotated in place, by another variant of a kernel.
+                # Steps with other attention rotate keys in place, by another variant of a kernel.
                 self.run(
                     torch.zeros(1, dtype=torch.int64),
                     torch.zeros(1, dtype=torch.int64),
@@ -416,20 +418,23 @@ class ModelRunner:
         self._backend = gpu_attention(self.pool, way, self._kernels)
 
     def close(self) -> None:
-        """Give the pool back; the runner is of no use afterwards."""
+        """Free the pool; the runner cannot be used afterwards."""
         self._graphs = self._operators = None
         self.pool.close()
 
 
 def pack_layers(model: Any) -> None:
-    """Have oneDNN compute, on a CPU, what no fused forward does. Codes of quantised layers are let go."""
+    """Pack linear layers and experts for oneDNN on a CPU. Codes of quantised layers are dropped."""
     detach_all(model)
     pack_experts(model)
     pack_linears(model)
+    advice = conversion(model.dtype)
+    if advice:
+        _log.warning("dtype_is_converted", advice=advice)
 
 
 def cpu_attention(pool: DevicePool, dtype: torch.dtype) -> AttentionBackend:
-    """Return the backend on a CPU, for queries of ``dtype``."""
+    """Return the attention backend on a CPU, for queries of ``dtype``."""
     if latent_ranks(pool.planes):
         return LatentAttention(pool, CpuAttention(pool, packs_single_rows=True), CpuAttention)
     return CpuAttention(pool, dtype=dtype)
@@ -453,9 +458,10 @@ def pages_of(
     device_kv_bytes: int | None,
     sizer: PoolSizer | None,
 ) -> int:
-    """Pages of the device pool: a number, or what fits in a size, or what ``sizer`` finds, in this order.
+    """Return the pages of the device pool: a number, or as many as fit in a size, or what ``sizer`` returns.
 
-    ``context`` is the longest that the model has, or that is served of a model that names none.
+    The first that is given counts, in this order. ``context`` is the longest of the model, or the longest served of a
+    model that names none.
     """
     if pages is not None:
         return pages
@@ -465,7 +471,7 @@ def pages_of(
 
 
 class _Warmed(Protocol):
-    """What is asked of a runner to warm it up."""
+    """The part of a runner that :func:`warm_up` uses."""
 
     pool: DevicePool
     max_context: int
@@ -476,8 +482,9 @@ class _Warmed(Protocol):
 
 
 def warm_up(runner: _Warmed) -> None:
-    """Run a prefill and a decode step, so that the first request pays for no lazy set-up. On a GPU decode steps of a
-    long context follow, one alone and several that share it, whose kernels are others.
+    """Run a prefill and a decode step, so that the first request pays for no lazy set-up.
+
+    On a GPU decode steps of a long context follow, one alone and several that share it, whose kernels are others.
 
     Overwrites the pool's first pages: call it before any request is admitted.
     """
@@ -499,10 +506,10 @@ def warm_up(runner: _Warmed) -> None:
 
 
 def probe_tokens(model: Any, pages: int, page_size: int, context: int, *, has_states: bool = False) -> int:
-    """Length of the two prompts that the model is verified with: 16 tokens, 64 where that costs little, and where
-    layers carry states as many as show that they are carried into another page.
+    """Return the length of the two prompts that the model is verified with.
 
-    Raises ConfigError when a pool of ``pages`` pages cannot hold them.
+    It is 16 tokens, 64 where that costs little, and for layer states as many as show that they are carried into another
+    page. Raises ConfigError when a pool of ``pages`` pages cannot hold them.
     """
     wanted = 64 if model.num_parameters() <= _SMALL_MODEL_PARAMETERS else 16
     if has_states:

@@ -1,4 +1,4 @@
-"""What of a step goes to the compiled attention kernels: its segments as they read them."""
+"""The part of a step for the compiled attention kernels: segments in the form that these read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from services.worker.native.decode import ITEM_KEYS, DecodeWork
 from services.worker.native.extend import ROWS, SPAN_KEYS, TILE_ROWS, ExtendWork, Tiling
 
 _UNITS_A_THREAD = 2
-"""Of a step of few rows: enough to keep all threads at work, where more tiles would pack the same keys more often."""
+"""Units a thread, for steps of few rows: enough to keep all threads at work, where more tiles would pack the same keys
+more often.
+"""
 
 _MOST_PARTS = 2048
-"""Of a step, all KV heads' counted: 130 MB at 64 dimensions."""
+"""Parts of a step, all KV heads' counted: 130 MB at 64 dimensions."""
 
 
 def find_decode_work(meta: ForwardMeta, window: int | None, chunk: int | None = None) -> DecodeWork | None:
@@ -61,8 +63,9 @@ def _put_same_keys_together(items: list[tuple[int, int, int, int]], first: int) 
 def find_extend_work(
     meta: ForwardMeta, window: int | None, group: int, kv_heads: int, chunk: int | None = None, least_rows: int = 2
 ) -> ExtendWork | None:
-    """Return the step's segments of ``least_rows`` rows or more; None if it has none. ``group``: query heads to a KV
-    head.
+    """Return the step's segments of ``least_rows`` rows or more; None if it has none.
+
+    ``group`` is the number of query heads to a KV head.
     """
     tables: list[npt.NDArray[np.int32]] = []
     segments: list[tuple[int, int, int]] = []
@@ -96,7 +99,7 @@ def find_extend_work(
 def find_selected_work(
     positions: npt.NDArray[np.int64], context: int, rows: int, window: int | None, group: int, kv_heads: int
 ) -> ExtendWork:
-    """Work of one segment of ``rows`` rows after ``context`` tokens, over keys that lie one after the other.
+    """Return the work of one segment of ``rows`` rows after ``context`` tokens, over keys that lie one after the other.
 
     positions int64 [kv_heads or 1, n]: where the keys of each KV head stand, ascending; the last ``rows`` of them are
     the rows themselves. They are blocked as if nothing lay between them, so all keys of a prefix are blocked as
@@ -121,8 +124,8 @@ def find_selected_work(
 def cut_tiles(ranges: list[tuple[int, int, int]], bounds: npt.NDArray[np.int32], group: int, kv_heads: int) -> Tiling:
     """Cut ``ranges`` (segment, first and last row) into tiles and units, those with most work first.
 
-    A range of few rows that see many keys is cut along its keys, others along their rows alone. How they are cut
-    changes no result, only how well threads are occupied.
+    A range of few rows that see many keys is cut along its keys, others along their rows alone. The cuts change no
+    result, only how well threads are occupied.
     """
     step = ROWS // math.gcd(ROWS, group)  # Tokens whose rows fill whole packs.
     most = max(1, TILE_ROWS // group)
@@ -154,10 +157,10 @@ def cut_tiles(ranges: list[tuple[int, int, int]], bounds: npt.NDArray[np.int32],
 
 
 def _keys(bounds: npt.NDArray[np.int32], first: int, last: int) -> int:
-    """Keys that rows [first, last) of a segment see."""
+    """Return how many keys rows [first, last) of a segment see."""
     return int(bounds[:, last - 1, 1].max()) - int(bounds[:, first, 0].min())
 
 
 def _spans(bounds: npt.NDArray[np.int32], first: int, last: int) -> range:
-    """Return the spans that these lie in."""
+    """Return the spans that the keys of rows [first, last) lie in."""
     return range(int(bounds[:, first, 0].min()) // SPAN_KEYS, -(-int(bounds[:, last - 1, 1].max()) // SPAN_KEYS))

@@ -2,26 +2,33 @@
 
 The library computes an expert's rows together, so how a row is rounded depends on which other rows go to the same
 expert. Packed layers compute a row alike beside any others (:mod:`~services.worker.engine.packed_linear`), and here a
-row's results are added in the order of its own choices. Products that choose experts are made for as many rows as
-packed ones at least, for the same reason. So experts give a row the same bits in any batch.
+row's results are added in the order of its own choices. Routers, which choose experts, compute with packed weights,
+too. So experts give a row the same bits in any batch, where oneDNN's products do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
-from services.worker.engine.packed_linear import LEAST_ROWS, PackedWeight, packed_dtypes
+from services.worker.engine.packed_linear import PackedWeight, packed_dtypes
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class PackedExperts(torch.nn.Module):
-    """What the library's module ``experts`` computes, whose weights are moved here."""
+    """The library's module ``experts`` with packed weights."""
 
     def __init__(self, experts: Any) -> None:
+        """Move the weights of ``experts`` here, packed: its own are empty afterwards.
+
+        The module is kept, because its activation is still called.
+        """
         super().__init__()
         first = "gate_up_proj" if experts.has_gate else "up_proj"
         self._up = _packed(experts, first)
@@ -34,7 +41,7 @@ class PackedExperts(torch.nn.Module):
         self._activation = experts._apply_gate if experts.has_gate else experts.act_fn
 
     def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """hidden [T, width]; chosen int64 and weights [T, k]: the experts of each row. [T, width]."""
+        """Return the experts' sum [T, width] for hidden [T, width]; chosen int64 and weights [T, k] by row."""
         rows, count = chosen.shape
         order = chosen.flatten().argsort(stable=True)
         sizes = torch.bincount(chosen.flatten(), minlength=len(self._up)).tolist()
@@ -49,49 +56,65 @@ class PackedExperts(torch.nn.Module):
 
 
 def pack_experts(model: Any) -> int:
-    """Replace the experts of every layer of ``model`` that can be packed; returns how many layers."""
+    """Replace the experts of every layer of ``model`` that can be packed; return how many layers."""
     dtypes = packed_dtypes()
     packed = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if _can_be_packed(child, dtypes):
-                _pad_routers(parent, child.down_proj.shape[0])
+                _pack_routers(parent, child.down_proj.shape[0])
                 setattr(parent, name, PackedExperts(child))
                 packed += 1
     return packed
 
 
-def _pad_routers(block: Any, experts: int) -> None:
-    """Let modules of ``block`` that choose among so many ``experts`` compute no fewer rows than packed layers do."""
+def _pack_routers(block: Any, experts: int) -> None:
+    """Have modules of ``block`` that choose among so many ``experts`` compute as packed layers do."""
     for module in block.children():
         weight = getattr(module, "weight", None)
         if type(module) is not torch.nn.Linear and weight is not None and weight.dim() == 2 and len(weight) == experts:
-            padding = _Padding()
-            module.register_forward_pre_hook(padding.add)
-            module.register_forward_hook(padding.cut)
+            module.forward = partial(_routed, module.forward, _RouterProducts(weight))
 
 
-class _Padding:
-    """Rows that a module is given beside its own, and whose results are cut off."""
+def _routed(forward: Callable[..., Any], products: _RouterProducts, *args: Any, **kwargs: Any) -> Any:
+    with products:
+        return forward(*args, **kwargs)
 
-    def __init__(self) -> None:
-        self._rows = 0
 
-    def add(self, _module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the first input, [..., T, width], with rows of zeros where T is less than oneDNN's least."""
-        hidden, *others = inputs
-        self._rows = hidden.shape[-2]
-        return pad(hidden, (0, 0, 0, max(0, LEAST_ROWS - self._rows))), *others
+class _RouterProducts(TorchFunctionMode):
+    """While it is entered, products with a router's weight, cast or not, are those of a packed weight.
 
-    def cut(self, _module: torch.nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
-        """``output``, a tensor [..., T, any] or several."""
-        if isinstance(output, tuple):
-            return tuple(part[..., : self._rows, :] for part in output)
-        return output[..., : self._rows, :]
+    The library's routers call ``linear`` themselves, and MKL's product of a row may depend on how many there are.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self._weight = weight.detach()
+        self._packed: dict[torch.dtype, PackedWeight | None] = {}  # By the type that it is cast to.
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute what is a product with the weight; do all else as it is."""
+        if func is linear:
+            rows, weight, *bias = args
+            packed = self._packing(weight, *bias, **(kwargs or {}))
+            if packed is not None:
+                return packed.product(rows.reshape(-1, rows.shape[-1])).view(*rows.shape[:-1], len(weight))
+        return func(*args, **(kwargs or {}))
+
+    def _packing(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
+        """Return the router's weight in the type of ``weight``, packed when first met; None for another weight."""
+        if weight.shape != self._weight.shape:
+            return None
+        if weight.dtype not in self._packed:
+            is_same = torch.equal(weight, self._weight.to(weight.dtype)) and weight.dtype in packed_dtypes()
+            self._packed[weight.dtype] = PackedWeight(weight.detach(), bias) if is_same else None
+        return self._packed[weight.dtype]
 
 
 def _can_be_packed(module: Any, dtypes: set[torch.dtype]) -> bool:
-    """Whether it is experts as the library's decorator makes them, without norms of their own."""
+    """Return whether ``module`` is experts as the library's decorator makes them, without norms of their own."""
     down = getattr(module, "down_proj", None)
     return (
         hasattr(module, "is_transposed")

@@ -1,11 +1,13 @@
 """Linear layers whose weights are stored the way oneDNN computes with them, for CPUs.
 
 Measured on an 88M-parameter Llama with one thread: half the time per step at batch 8 in float32 and bfloat16
-alike, 10 to 25% off prefill. What is worth as much: with at least ``LEAST_ROWS`` rows the result of a row does
+alike, 10 to 25% off prefill. As important: with at least ``LEAST_ROWS`` rows the result of a row does
 not depend, to the bit, on how many other rows there are, so a decoding request gets the same logits alone and in
-any batch. Fewer rows are padded, which is also faster than the matrix-vector kernel.
+any batch. Fewer rows are padded, which is also faster than the matrix-vector kernel. One exception was found: with
+AMX, bfloat16 and more than 1,024 inputs, sums are split differently from 33 rows on
+(docs/results/what-did-not-work.md).
 
-So are other numbers of rows, to one of few. oneDNN compiles a primitive for every shape and keeps 1,024 of them, half
+Other numbers are padded, too, to one of few. oneDNN compiles a primitive for every shape and keeps 1,024 of them, half
 a MiB each, and a request with a new shape waits for the compiler. Measured with the three linear shapes of the bundled
 model and batches of 4 to 256 rows: 390 MiB of primitives, with 16 sizes from each power of two to the next 80 MiB; and
 a tenth less time, though 2% of the rows are padding, because round numbers of rows are computed faster.
@@ -22,29 +24,34 @@ from torch.nn.functional import pad
 
 LEAST_ROWS = 4
 _SIZE_BITS = 5
-"""Leading bits that tell padded numbers of rows apart: 16 of them from each power of two to the next."""
+"""Leading bits in which padded numbers of rows may differ: 16 numbers from each power of two to the next."""
 
 _EXPECTED_ROWS = 8
 """oneDNN chooses the layout for this many; layouts chosen for 8 and 64 are equally good at every size."""
 
 
 def padded_rows(rows: int) -> int:
-    """How many rows are computed for ``rows`` (at least 1): a multiple of LEAST_ROWS, and from 64 rows on at most a
-    sixteenth more.
+    """Return how many rows are computed for ``rows`` (at least 1).
+
+    It is a multiple of LEAST_ROWS, and from 64 rows on at most a sixteenth more.
     """
     step = max(LEAST_ROWS, 1 << max(0, (rows - 1).bit_length() - _SIZE_BITS))
     return -(-rows // step) * step
 
 
 class PackedWeight:
-    """A weight ``[out_features, in_features]`` with its bias, as oneDNN has it."""
+    """A weight ``[out_features, in_features]`` with its bias, in oneDNN's layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Pack ``weight``, on a CPU and of one of :func:`packed_dtypes`; it is not kept.
+
+        ``bias`` is [out_features], or None for no bias.
+        """
         self._bias = bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ weight.T + bias`` of ``[R, in_features]``, R at least 1: ``[R, out_features]``."""
+        """Return ``x @ weight.T + bias``, ``[R, out_features]``, for x ``[R, in_features]``, R at least 1."""
         rows = x.shape[0]
         missing = padded_rows(rows) - rows
         if missing:
@@ -54,9 +61,13 @@ class PackedWeight:
 
 
 class PackedLinear(torch.nn.Module):
-    """``x @ weight.T + bias``, as ``torch.nn.Linear``. ``weight`` only tells shape, dtype and device."""
+    """A linear layer, ``x @ weight.T + bias``, as ``torch.nn.Linear``.
+
+    ``weight`` only tells shape, dtype and device.
+    """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
+        """Pack the weight of ``linear``, which :func:`is_packable` must allow; ``linear`` itself is not kept."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = None if linear.bias is None else linear.bias.detach()
@@ -64,7 +75,7 @@ class PackedLinear(torch.nn.Module):
         self._packed = PackedWeight(linear.weight.detach(), self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Return [..., out_features] for x [..., in_features]."""
         shape = (*x.shape[:-1], self.out_features)
         x = x.reshape(-1, self.in_features)
         if x.shape[0] == 0:
@@ -73,7 +84,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def packed_dtypes() -> set[torch.dtype]:
-    """In which oneDNN computes on this machine."""
+    """Return the data types in which oneDNN computes on this machine."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return set()
     dtypes = {torch.float32}
@@ -84,22 +95,33 @@ def packed_dtypes() -> set[torch.dtype]:
     return dtypes
 
 
+def conversion(dtype: torch.dtype) -> str:
+    """Return what to tell an operator where oneDNN computes ``dtype`` by converting on this CPU; "" where it does not.
+
+    On processors without instructions for bfloat16 a prefill takes several times as long as in float32.
+    """
+    if dtype in packed_dtypes() or torch.float32 not in packed_dtypes():
+        return ""
+    name = str(dtype).removeprefix("torch.")
+    return f"this processor has no instructions for {name}: with --dtype float32 a prefill is several times faster"
+
+
 def is_packable(weight: torch.Tensor) -> bool:
-    """Whether oneDNN computes with a weight of this type on this device."""
+    """Return whether oneDNN computes with a weight of this type on this device."""
     return weight.device.type == "cpu" and weight.dtype in packed_dtypes()
 
 
 def pack_linears(model: Any) -> int:
-    """Replace every plain linear layer of ``model`` whose dtype oneDNN computes in and whose weight no other module
-    reads; returns how many.
+    """Replace the plain linear layers of ``model`` that can be packed, and return how many.
 
-    Weights that are tied to an embedding are copied, all others are moved.
+    Those are all whose dtype oneDNN computes in and whose weight no other module reads. Weights that are tied to an
+    embedding are copied, all others are moved.
     """
     packed = 0
     for parent in list(model.modules()):
         kind: Any = type(parent)
         for name, child in list(parent.named_children()):
-            # Not subclasses: they may compute something else. Nor what is not called, but read.
+            # Not subclasses: they may compute something else. Nor layers that are not called, but read.
             is_plain = type(child) is torch.nn.Linear and is_packable(child.weight)
             if is_plain and not _reads_weight(kind, name):
                 setattr(parent, name, PackedLinear(child))
@@ -109,7 +131,7 @@ def pack_linears(model: Any) -> int:
 
 @functools.cache
 def _reads_weight(parent: type[torch.nn.Module], name: str) -> bool:
-    """Whether the code of ``parent`` multiplies by the weight of its linear layer ``name`` itself: some routers do."""
+    """Return whether code of ``parent`` itself reads the weight of its linear layer ``name``, as some routers do."""
     try:
         return f"self.{name}.weight" in inspect.getsource(parent)
     except (OSError, TypeError):  # No source: a class that was made at run time.

@@ -1,9 +1,10 @@
-"""Makes rotary embeddings independent of the rest of the batch.
+"""Rotary embeddings that do not depend on the rest of the batch.
 
 "longrope" and "dynamic" choose their frequencies by the longest position of the batch, so a token's KV would depend on
-who else is computed. Here every batch is taken to reach to the end of the configured context: longrope then uses its
-long factors always if that context is longer than the one of pretraining and its short factors always if it is not, and
-dynamic NTK scaling never begins, because no context goes beyond the configuration's ``max_position_embeddings``.
+the other requests of its step. Here every batch is taken to reach to the end of the configured context: longrope then
+uses its long factors always if that context is longer than the one of pretraining and its short factors always if it is
+not, and dynamic NTK scaling never begins, because no context goes beyond the configuration's
+``max_position_embeddings``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def pin_rotations(model: Any, context: int) -> None:
 
 
 def _rope_types(found: object) -> set[str]:
-    """One type, or one for each type of layer."""
+    """Return the one type of a model, or one for each type of layer."""
     if isinstance(found, dict):
         return {str(each) for each in found.values()}
     return set() if found is None else {str(found)}
@@ -38,7 +39,7 @@ def _rope_types(found: object) -> set[str]:
 def _pinned(
     forward: Callable[..., Any], last: int, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """``forward`` for positions int64 [batch, T] and one more, ``last``, whose angles are dropped again."""
+    """Call ``forward`` for positions int64 [batch, T] and one more, ``last``, whose angles are dropped again."""
     # Tables may be filled beyond the context; no request reads those entries.
     within = position_ids.clamp(max=last)
     reaching = torch.cat([within, within.new_full((len(within), 1), last)], dim=1)

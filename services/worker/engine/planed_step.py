@@ -21,32 +21,34 @@ from services.worker.kv.planes import Part, SharedKept
 
 
 class PlanesStep(ABC):
-    """An :class:`~services.worker.engine.attention.AttentionStep`. All rows of a layer are written before any is
-    read.
+    """An :class:`~services.worker.engine.attention.AttentionStep` over parts.
+
+    All rows of a layer are written before any is read.
     """
 
     def __init__(self, pool: DevicePool) -> None:
+        """Keep K and V in the parts of ``pool``, by its plane map."""
         self._pool = pool
         self._planes = pool.planes
 
     @abstractmethod
     def _write_heads(self, call: AttentionCall) -> None:
-        """Put K and V of a part of a layer into their slots."""
+        """Write K and V of one part of a layer into their slots."""
 
     @abstractmethod
     def _write_latents(self, call: AttentionCall) -> None:
-        """Put latents into their slots."""
+        """Write a layer's latents into their slots."""
 
     @abstractmethod
     def _attend_part(self, call: AttentionCall) -> torch.Tensor:
-        """Attention to one part, which is written: [T, heads, value_dim of the part]."""
+        """Return attention to one part, which is written: [T, heads, value_dim of the part]."""
 
     @abstractmethod
     def _await_layer(self, layer: int) -> None:
-        """Return once every plane that ``layer`` reads has landed."""
+        """Return once every plane that ``layer`` reads is loaded."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """See ``AttentionStep``."""
+        """Write the call's K and V part by part, wait for the layer's loads, and attend to each part."""
         calls = list(_calls(call, self._planes.parts_of(call.layer)))
         if not isinstance(self._planes.layers[call.layer].kept, SharedKept):
             for each in calls:
@@ -58,9 +60,10 @@ class PlanesStep(ABC):
 
 
 class PlanedStep(PlanesStep):
-    """An ordinary step: by a backend, behind the gate of its loads."""
+    """An ordinary step, by a backend, behind the gate of its loads."""
 
     def __init__(self, meta: ForwardMeta, pool: DevicePool, backend: AttentionBackend) -> None:
+        """Have ``backend``, which attends over ``pool`` part by part, prepare the step that ``meta`` describes."""
         super().__init__(pool)
         self._meta = meta
         self._attention = backend.for_step(meta)
@@ -81,7 +84,7 @@ class PlanedStep(PlanesStep):
 
 
 def _calls(call: AttentionCall, parts: tuple[Part, ...]) -> Iterator[AttentionCall]:
-    """``call``, a part at a time, as wide as the heads of the part are in their planes."""
+    """Yield ``call`` a part at a time, as wide as the heads of the part are in their planes."""
     if call.latents is not None:
         yield replace(call, layer=parts[0].number)
         return
@@ -99,5 +102,5 @@ def _calls(call: AttentionCall, parts: tuple[Part, ...]) -> Iterator[AttentionCa
 
 
 def _widened(heads: torch.Tensor, dim: int) -> torch.Tensor:
-    """[1, heads, T, up to dim] to [1, heads, T, dim], with zeros."""
+    """Return heads [1, heads, T, up to dim] as [1, heads, T, dim], padded with zeros."""
     return heads if heads.shape[-1] == dim else pad(heads, (0, dim - heads.shape[-1]))

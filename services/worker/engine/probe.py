@@ -1,8 +1,8 @@
-"""What only running a model can show: the shape of its KV, and that our attention computes what its own does.
+"""Checks that need the model to run: the shape of its KV, and that our attention computes what its own does.
 
-A model that bypasses the attention interface would run, warn at most, and answer wrongly. So before a model
-serves anybody, forward passes without attention record every call to it, and a paged one is compared with the
-model's own ``eager`` attention without a paged pool.
+A model that bypasses the attention interface would run, warn at most, and answer wrongly. So before a model serves,
+forward passes without attention record every call to it, and a paged one is compared with the model's own ``eager``
+attention without a paged pool.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.chunks import shortened
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_faults import AttendsOtherwise
-from services.worker.engine.own_attention import OWN_ATTENTION, recorded
+from services.worker.engine.own_attention import OWN_ATTENTION, Given, recorded
 from services.worker.engine.rounding_cache import rounding_logits
 from services.worker.engine.states.layers import StateModule, layers_with_attention
-from services.worker.engine.states.page_sizes import PAGE_TOKENS, page_size_for, with_states
+from services.worker.engine.states.page_sizes import page_size_for, with_states
 from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, PlaneMap, SharedKept, map_planes
@@ -47,12 +47,14 @@ _ROUNDED_TOLERANCE = 0.1
 
 
 class LayoutProbe:
-    """An attention step that computes nothing and remembers every call."""
+    """An attention step that returns zeros and records every call."""
 
     def __init__(self) -> None:
+        """Begin with no calls recorded."""
         self.calls: list[AttentionCall] = []
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Record the call, and return zeros [T, heads, value_dim]."""
         self.calls.append(call)
         _, heads, rows, _ = call.query.shape
         return call.query.new_zeros(rows, heads, call.value_dim)
@@ -60,8 +62,9 @@ class LayoutProbe:
 
 @dataclass(frozen=True, slots=True)
 class FoundKept:
-    """What the entries of a plane map keep, of a model in ``dtype``. ``sources`` are layers that were given the K and V
-    of an earlier one, with the number of that one.
+    """The entries of a plane map, of a model in ``dtype``.
+
+    ``sources`` are layers that were given the K and V of an earlier one, with the number of that one.
     """
 
     kept: tuple[Kept, ...]
@@ -69,20 +72,26 @@ class FoundKept:
     dtype: str
 
     def page_size(self, chosen: int) -> int:
-        """Tokens of a page: ``chosen``, or where that is 0 what suits the model
-        (:func:`~services.worker.engine.states.page_sizes.page_size_for`).
+        """Return the tokens of a page: ``chosen``, or where that is 0 a number that suits the model.
+
+        That number is from :func:`~services.worker.engine.states.page_sizes.page_size_for`.
         """
         return chosen or page_size_for(self.kept, self.dtype)
 
     @property
+    def is_latents(self) -> bool:
+        """Whether every layer keeps latents, which are of no head."""
+        return all(isinstance(each, LatentsKept) for each in self.kept)
+
+    @property
     def shared(self) -> tuple[Kept, ...]:
-        """The same, where layers that were given K and V keep none."""
+        """The entries where layers that were given K and V keep none."""
         return tuple(
             SharedKept(self.sources[layer]) if layer in self.sources else each for layer, each in enumerate(self.kept)
         )
 
     def planes(self, page_size: int) -> PlaneMap:
-        """Return the plane map, see :meth:`page_size`."""
+        """Return the plane map of pages of ``page_size`` tokens, see :meth:`page_size`."""
         size = self.page_size(page_size)
         planes = map_planes(self.kept, size, self.dtype)
         # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
@@ -97,10 +106,10 @@ def find_planes(
 
 
 def find_kept(model: Any, windows: list[int | None], context: int, states: Sequence[StateModule] = ()) -> FoundKept:
-    """Run two tokens through ``model`` and read off its calls to attention what its layers keep beside ``states``.
+    """Run two tokens through ``model`` and derive from its calls to attention what its layers keep beside ``states``.
 
     Raises UnsupportedModel unless each layer that attends calls attention once, in order, with the windows that the
-    configuration promises, asks nothing of attention that we do not do, and gives a token the same K whether the batch
+    configuration promises, needs nothing of attention that ours lacks, and gives a token the same K whether the batch
     is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
     """
     name, calls = model.config.model_type, layout_of(model, (1, 2))
@@ -121,7 +130,7 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
             raise AttendsOtherwise(f"attention of {name} needs {', '.join(odd)}, which we lack")
     _check_batch_independence(calls, layout_of(model, (1, context - 1)), name)
     for call in calls:
-        _check_shapes(call, calls[0], name)
+        _check_shapes(call, calls[0].key.dtype, name)
     kept: list[Kept] = [NothingKept()] * len(windows)
     for call in calls:
         kept[call.layer] = _kept(call)
@@ -129,24 +138,47 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
     return FoundKept(tuple(with_states(kept, states)), _sources(calls), dtype)
 
 
-def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
-    """Return the same for a model that attends by code of its own, from what its layers give to the library's cache.
+def find_own_kept(model: Any, layers: int) -> FoundKept:
+    """Return what the layers of a model that attends by code of its own give to the library's cache.
 
-    Raises UnsupportedModel, also where layers are not alike.
+    Raises UnsupportedModel for what no page holds.
     """
-    calls, name = recorded(model, layers), model.config.model_type
-    for call in calls:
-        _check_shapes(call, calls[0], name)
-    planes = map_planes([_kept(call) for call in calls], page_size or PAGE_TOKENS, DTYPE_NAMES[calls[0].key.dtype])
-    if not planes.is_identity:
-        raise UnsupportedModel(f"{name} attends by code of its own to {planes.contents}")
+    given, name = recorded(model, layers), model.config.model_type
+    for layer, each in enumerate(given):
+        # Queries are not seen: as many as K, and as wide.
+        call = AttentionCall(layer, each.key, each.key, each.value, 1.0, None, None, {})
+        _check_shapes(call, given[0].key.dtype, name)
+        if each.index is not None and each.index.dtype != each.key.dtype:
+            raise UnsupportedModel(f"{name} has K of {each.key.dtype} and index keys of {each.index.dtype}")
+    return FoundKept(tuple(_own_kept(each) for each in given), {}, DTYPE_NAMES[given[0].key.dtype])
+
+
+def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
+    """Return the plane map of a model that attends by code of its own, see :func:`find_own_kept`.
+
+    Raises UnsupportedModel where its layers are not alike.
+    """
+    found = find_own_kept(model, layers)
+    planes = found.planes(page_size)
+    if not planes.is_identity and not found.is_latents:
+        raise UnsupportedModel(f"{model.config.model_type} attends by code of its own to {planes.contents}")
     return planes
+
+
+def _own_kept(given: Given) -> Kept:
+    """Return what a layer keeps: one row of latents where K and V are one head, and differ or have index keys."""
+    heads, k_dim, v_dim = given.key.shape[1], given.key.shape[-1], given.value.shape[-1]
+    index = 0 if given.index is None else given.index.shape[-1]
+    return (
+        LatentsKept(k_dim, v_dim, index) if heads == 1 and (index or k_dim != v_dim) else HeadsKept(heads, k_dim, v_dim)
+    )
 
 
 @torch.inference_mode()
 def layout_of(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
-    """Return what two tokens at ``positions`` ask of attention. At position 0 rotary embeddings of all kinds are
-    alike.
+    """Return the calls of attention for two tokens at ``positions``.
+
+    At position 0 rotary embeddings of all kinds are alike.
     """
     probe = LayoutProbe()
     # Not the first tokens of a vocabulary: the embedding of a padding token is zero, and shows nothing.
@@ -157,15 +189,15 @@ def layout_of(model: Any, positions: tuple[int, int]) -> list[AttentionCall]:
     return probe.calls
 
 
-def _check_shapes(call: AttentionCall, first: AttentionCall, name: str) -> None:
-    """Raise UnsupportedModel unless ``call`` has K and V as planes hold them, of the data type of ``first``."""
+def _check_shapes(call: AttentionCall, dtype: torch.dtype, name: str) -> None:
+    """Raise UnsupportedModel unless ``call`` has K and V as planes hold them, of this ``dtype``."""
     query, key, value = call.query, call.key, call.value
     query_heads, kv_heads = query.shape[1], key.shape[1]
     if query_heads % kv_heads or value.shape[1] != kv_heads:
         raise UnsupportedModel(
             f"{name} has {query_heads} query heads, {kv_heads} of K and {value.shape[1]} of V in layer {call.layer}"
         )
-    if key.dtype not in DTYPE_NAMES or key.dtype != first.key.dtype or value.dtype != key.dtype:
+    if key.dtype not in DTYPE_NAMES or key.dtype != dtype or value.dtype != key.dtype:
         raise UnsupportedModel(f"{name} has K of {key.dtype} and V of {value.dtype} in layer {call.layer}")
     if call.latents is None and key.shape[-1] != query.shape[-1]:
         raise UnsupportedModel(
@@ -180,7 +212,7 @@ def _kept(call: AttentionCall) -> Kept:
 
 
 def _sources(calls: Sequence[AttentionCall]) -> dict[int, int]:
-    """Layers that were given the K and V of an earlier one, and which."""
+    """Return the layers that were given the K and V of an earlier one, and which."""
     first: dict[tuple[int, int], int] = {}
     # All tensors of a pass are alive, so an address is that of one of them.
     found = {call.layer: first.setdefault((call.key.data_ptr(), call.value.data_ptr()), call.layer) for call in calls}
@@ -194,7 +226,7 @@ def _check_batch_independence(short: Sequence[AttentionCall], long: Sequence[Att
             one.value[:, :, 0], other.value[:, :, 0]
         ):
             raise UnsupportedModel(
-                f"KV of {name} depends on the longest position of the batch, so on who else is computed"
+                f"KV of {name} depends on the longest position of the batch, so on the other requests in it"
             )
 
 
@@ -204,7 +236,7 @@ def _own_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 class Verification:
-    """Two prompts with the logits that the model gives them by its own attention, taken before we change it."""
+    """Two prompts with the logits that the model gives them by its own attention, computed before we change it."""
 
     @torch.inference_mode()
     def __init__(
@@ -216,10 +248,12 @@ class Verification:
         *,
         is_rounded: bool = False,
     ) -> None:
-        """``tokens`` is the length of each prompt, at least 2; ``attention`` is how the model was loaded. Where KV
-        ``is_rounded``, the model attends to rounded K and V here, too. Raises UnsupportedModel for attention that is
-        not causal or has other windows than the layers' ``windows``, or other chunks than they were told. Masks of a
-        model with ``OWN_ATTENTION`` are its own in service, too.
+        """Compute the expected logits of two prompts of ``tokens`` tokens each, at least 2.
+
+        ``attention`` is how the model was loaded. Where KV ``is_rounded``, the model attends to rounded K and V here,
+        too. Raises UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``,
+        or other chunks than are set on its modules. Masks of a model with ``OWN_ATTENTION`` are its own in service,
+        too.
         """
         self._model, self._name = model, model.config.model_type
         self._tolerance = _ROUNDED_TOLERANCE if is_rounded else _TOLERANCE[model.dtype]
@@ -247,9 +281,10 @@ class Verification:
         return int(self._expected.shape[-1])
 
     def check(self, forward: Forward, *, pages: int, page_size: int) -> None:
-        """Raise UnsupportedModel when ``forward`` over a pool of ``pages`` pages, which it overwrites, gives other
-        logits than expected. Both prompts share a batch, over pages in reverse order; the end of the first goes
-        as chunks after context, one ending where a page does, and as a decode token.
+        """Raise UnsupportedModel when ``forward`` over a pool gives other logits than expected.
+
+        The pool has ``pages`` pages, which it overwrites. Both prompts share a batch, over pages in reverse order; the
+        end of the first goes as chunks after context, one ending where a page does, and as a decode token.
         """
         with shortened(self._model, self._prompts.shape[1]):
             self._check_logits(forward, pages, page_size)
@@ -265,7 +300,7 @@ class Verification:
             [(0, page_end, tokens - 1)],
             [(0, tokens - 1, tokens)],
         ]
-        # All rows show the most; the last ones alone are asked for in service, and may be computed otherwise.
+        # All rows show the most; service asks for the last ones alone, which may be computed otherwise.
         for is_last_only in (False, True):
             for step in steps:
                 work = [(prompt, start, end) for prompt, start, end in step if start < end]
@@ -285,7 +320,7 @@ class Verification:
         self._compare(forward(ids, positions, meta, rows), expected[rows])
 
     def _check_causality(self, forward: Forward, pages: int, page_size: int) -> None:
-        """Check the same of the paged forward: what comes later in a chunk changes no earlier row."""
+        """Check that the paged forward is causal, too: later rows of a chunk change no earlier row."""
         tokens, device = self._prompts.shape[1], self._prompts.device
         meta = self._meta([(0, 0, tokens), (1, 0, tokens)], pages, page_size)
         positions, rows = torch.arange(tokens, device=device).repeat(2), torch.arange(2 * tokens, device=device)

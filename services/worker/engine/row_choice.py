@@ -1,4 +1,4 @@
-"""Choosing a token row by row, for CPUs: the tokens of :mod:`services.worker.engine.token_choice`, sooner.
+"""Choosing a token row by row, for CPUs: the tokens of :mod:`services.worker.engine.token_choice`, faster.
 
 The weights are the same integers, so every sum is exact and the same token results. A row's weights fit in the L2 cache
 where those of a batch do not, and a filter looks for what it keeps among the few heaviest tokens instead of ordering
@@ -22,8 +22,10 @@ _FIRST_LEVEL = WEIGHT_ONE >> 8
 
 
 def choose_in_row(logits: npt.NDArray[np.float32], likeliest: int, params: SamplingParams, uniform: float) -> int:
-    """Return the place of the token in one row of ``logits`` float32 [tokens]; ``likeliest`` is the place of the
-    largest; otherwise as :func:`services.worker.engine.token_choice.choose` has it.
+    """Return the place of the token in one row of ``logits`` float32 [tokens].
+
+    The token is chosen as by :func:`services.worker.engine.token_choice.choose`. ``likeliest`` is the place of the
+    largest logit.
     """
     row = torch.from_numpy(logits)
     temperature = torch.tensor([max(params.temperature, LEAST_TEMPERATURE)], dtype=torch.float32)
@@ -32,12 +34,12 @@ def choose_in_row(logits: npt.NDArray[np.float32], likeliest: int, params: Sampl
 
 
 def keeps_all(params: SamplingParams, tokens: int) -> bool:
-    """Whether no filter takes any of ``tokens`` tokens that have a weight."""
+    """Return whether no filter removes any of ``tokens`` tokens that have a weight."""
     return math.ceil(params.min_p * WEIGHT_ONE) <= 1 and not 0 < params.top_k < tokens and params.top_p >= 1
 
 
 def choose_by_weight(weights: npt.NDArray[np.int32], params: SamplingParams, uniform: float) -> int:
-    """Return the place of the token in one row of ``weights`` int32 [tokens]; the largest is WEIGHT_ONE."""
+    """Return the place of the token in one row of ``weights`` int32 [tokens]; the largest weight is WEIGHT_ONE."""
     if keeps_all(params, len(weights)):
         return _find_among_all(weights, uniform)
     least = math.ceil(params.min_p * WEIGHT_ONE)
@@ -60,7 +62,7 @@ def target_weight(total: int, uniform: float) -> int:
 
 
 def _find_among_all(weights: npt.NDArray[np.int32], uniform: float) -> int:
-    """First the block, then the token in it, which is several times cheaper than one cumulative sum over all."""
+    """Find first the block, then the token in it, which is several times cheaper than one cumulative sum over all."""
     sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.int64)
     edges = sums.cumsum()
     target = target_weight(int(edges[-1]), uniform)
@@ -71,7 +73,7 @@ def _find_among_all(weights: npt.NDArray[np.int32], uniform: float) -> int:
 
 
 def _find_candidates(weights: npt.NDArray[np.int32], total: int, top_k: int, top_p: float) -> npt.NDArray[np.int64]:
-    """Ascending ids of all tokens from some weight on, with everything that the filters keep among them."""
+    """Return ascending ids of all tokens from some weight on, with everything that the filters keep among them."""
     level = _FIRST_LEVEL
     while True:
         ids = np.flatnonzero(weights >= level)
@@ -86,8 +88,9 @@ def _find_candidates(weights: npt.NDArray[np.int32], total: int, top_k: int, top
 def _keep_heaviest(
     ids: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], total: int, top_k: int, top_p: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return what of the candidates top-k keeps, and of that top-p; smaller ids stay among equal weights. Ids
-    ascending.
+    """Return the candidates that top-k keeps, and of those the ones that top-p keeps, with their weights.
+
+    Smaller ids stay among equal weights. Ids ascend.
     """
     order = np.argsort(-weights, kind="stable")[:top_k]
     heaviest = weights[order]

@@ -1,4 +1,4 @@
-"""What the sampler is given for one row of logits, and what it gives back."""
+"""The sampler's input for one row of logits, and its result."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class Sampled:
 
 
 def is_penalised(params: SamplingParams) -> bool:
-    """Whether tokens of prompt or output change the logits."""
+    """Return whether tokens of prompt or output change the logits."""
     return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
 
 
 def forbidden_ids(params: SamplingParams, output_position: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Tokens that would end the answer before ``min_tokens``: stop tokens, and EOS unless it is ignored anyway.
+    """Return the tokens that would end the answer before ``min_tokens``.
 
-    ``ignore_eos`` bans nothing: EOS may be chosen, it just does not end the answer.
+    They are stop tokens, and EOS unless it is ignored anyway. ``ignore_eos`` bans nothing: EOS may be chosen, it just
+    does not end the answer.
     """
     if output_position >= params.min_tokens:
         return ()

@@ -31,10 +31,10 @@ __all__ = ["SampleRow", "Sampled", "choose_unread", "may_be_unread", "prompt_log
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-    """Choose one token for each row of ``logits`` float32 [R, vocab], which stays as it is.
+    """Choose one token for each row of ``logits`` float32 [R, vocab], which are not changed.
 
-    A row whose logits are NaN or infinite, or whose every token is banned, gets ``Sampled.error``; the others
-    are not affected. Greedy rows get the smallest id among equally likely tokens.
+    A row whose logits are NaN or infinite, or whose every token is banned, gets ``Sampled.error``; the others are not
+    affected. Greedy rows get the smallest id among equally likely tokens.
     """
     if not rows:
         return []
@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 
 def _edited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Return the logits with what rows ask for besides a mask; the same tensor where none does."""
+    """Return the logits with bans, biases and penalties, but not masks; the same tensor without any."""
     edited = [number for number, row in enumerate(rows) if is_edited(row)]
     if not edited:
         return logits
@@ -67,8 +67,8 @@ def _edited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _choose_on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[bool]]:
-    """Each row's token, and whether there is one. Of a row with a mask only the allowed tokens are looked at."""
-    # Ten times sooner than torch finds it, which is a millisecond for 8 rows of 131,072 tokens.
+    """Return each row's token, and whether there is one. In a row with a mask only the allowed tokens are read."""
+    # Ten times faster than by torch, which takes a millisecond for 8 rows of 131,072 tokens.
     array = logits.numpy()
     masks = {number: row.allowed for number, row in enumerate(rows) if row.allowed is not None}
     tokens = [NO_TOKEN] * len(rows)
@@ -93,15 +93,8 @@ def _choose_free(values: npt.NDArray[np.float32], row: SampleRow) -> int:
     return choose_in_row(values, place, row.params, uniform(row.params.seed, row.output_position))
 
 
-def _most_likely(array: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
-    """Each row's likeliest token, the first of several, and whether it is one; all rows in one call."""
-    places = array.argmax(axis=1)
-    best = np.take_along_axis(array, places[:, None], axis=1)[:, 0]
-    return places.tolist(), np.isfinite(best).tolist()
-
-
 def _choose_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[bool]]:
-    """Each row's token, and whether there is one; masks have been applied."""
+    """Return each row's token, and whether there is one; masks have been applied."""
     best, greedy = logits.max(dim=1)
     # In one read, because each of them waits for the device.
     tokens, finite = torch.stack([greedy, torch.isfinite(best).to(greedy.dtype)]).tolist()
@@ -122,17 +115,17 @@ def _choose_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[
 
 
 def may_be_unread(row: SampleRow) -> bool:
-    """Whether :func:`choose_unread` chooses for such a row: its logits stay as they are, and none is asked for."""
+    """Return whether :func:`choose_unread` serves such a row: without edited logits and without logprobs."""
     return not is_edited(row) and row.allowed is None and not row.fault and row.params.logprobs is None
 
 
 @torch.inference_mode()
 def choose_unread(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Return what :func:`sample` chooses for rows of ``logits`` float32 [R, vocab], with nothing read by the host:
-    int64 [2, R] on their device.
+    """Return what :func:`sample` chooses for rows of ``logits`` float32 [R, vocab], with nothing read by the host.
 
-    The first row holds tokens, every one below ``vocab``; the second says whether it is the token of :func:`sample` (1)
-    or that has to be asked (0): the logits are not finite, or a guess was wrong (``token_choice.choose_unread``).
+    The result is int64 [2, R] on their device. The first row holds tokens, every one below ``vocab``. The second is 1
+    where the token is that of :func:`sample`, and 0 where :func:`sample` must be called: the logits are not finite, or
+    a guess was wrong (``token_choice.choose_unread``).
     """
     best, tokens = logits.max(dim=1)
     is_right = torch.isfinite(best)
@@ -140,7 +133,7 @@ def choose_unread(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
     if drawn:
         (which,) = upload([np.array(drawn, dtype=np.int64)], logits.device)
         is_finite = is_right[which]
-        # Weights of what is not finite would be no weights, and what they choose no token.
+        # Weights of logits that are not finite would be no weights, and choose no token.
         finite = torch.where(is_finite[:, None], logits[which], 0.0)
         params = [rows[number].params for number in drawn]
         uniforms = [uniform(rows[number].params.seed, rows[number].output_position) for number in drawn]
@@ -151,8 +144,10 @@ def choose_unread(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
 
 @torch.inference_mode()
 def prompt_logprobs(logits: torch.Tensor, next_ids: Sequence[int] | torch.Tensor, k: int) -> list[TokenLogprob]:
-    """Logprobs of the prompt's own tokens: row t of ``logits`` [T, vocab] is asked about ``next_ids[t]``, the token
-    that follows it, and gives the ``k`` most likely ones beside.
+    """Return the logprobs of the prompt's own tokens.
+
+    Row t of ``logits`` [T, vocab] gives that of ``next_ids[t]``, the token that follows it, and the ``k`` most likely
+    ones beside.
     """
     tokens = torch.as_tensor(next_ids).tolist()
     return token_logprobs(logits, tokens, [k] * len(tokens))

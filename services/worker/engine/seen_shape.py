@@ -1,4 +1,4 @@
-"""What attention of a loaded model is given, which its configuration does not tell: for the proofs of a GPU."""
+"""The input of attention in a loaded model, as far as its configuration does not tell it: for the proofs of a GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from services.worker.kv.planes import PlaneMap
 from services.worker.proving.table import HeadsShape, LatentsShape, ServedShape
 
 EXPANDED_HEADS = 2
-"""Heads of K and V that are made of latents, for a proof: each is attended to by itself, so that two are as many."""
+"""Heads of K and V that a proof expands from latents: each is attended to by itself, so two show as much as many."""
 
 
 def seen_shape(shape: ServedShape, model: Any, planes: PlaneMap) -> ServedShape:
-    """``shape`` with the geometry of its pages, and with sinks, heads and latents as the calls of ``model`` have
-    them, which attends through the attention interface.
+    """Return ``shape`` with the geometry of the model's pages, and with what its attention calls show.
+
+    They show sinks, heads and latents. ``model`` attends through the attention interface.
     """
     calls = layout_of(model, (1, 2))
     sinks = any(call.sinks is not None for call in calls)

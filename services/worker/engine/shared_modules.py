@@ -1,7 +1,7 @@
-"""Modules that several layers share tell which layer calls them.
+"""Layer numbers for modules that several layers share.
 
 Zamba's attention layers have one set of weights. Each call names its layer, and the library's attention functions are
-given the module without it; so the module is told before.
+given the module without it; so the number is set on the module before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def name_layers(model: Any) -> None:
-    """Have attention modules of ``model`` that are called with the number of a layer carry that number meanwhile."""
+    """Set the number of the calling layer on attention modules of ``model`` that are called with one."""
     for module in model.modules():
         signature = inspect.signature(module.forward)
         if hasattr(module, "is_causal") and "layer_idx" in signature.parameters:

@@ -1,8 +1,8 @@
-"""Which decode rows of a step read the same keys, so that attention reads those once. Pure.
+"""The decode rows of a step that read the same keys, so that attention reads those once. Pure.
 
 Requests over one document have its pages at the start of their page tables. The decode kernel cuts a row's keys into
-splits; a split that lies in pages which several rows share is computed for all of them by one program, and joined as
-ever: no row is cut otherwise than it would be alone. Cascade attention (FlashInfer, Ye et al., arXiv 2501.01005,
+splits; a split that lies in pages which several rows share is computed for all of them by one program, and joined like
+any other: no row is cut otherwise than it would be alone. Cascade attention (FlashInfer, Ye et al., arXiv 2501.01005,
 section 3.1.2) merges a shared and an own part in the same way.
 """
 
@@ -21,7 +21,7 @@ MEMBERS = 16
 
 LEAST_SAVED_KEYS = 4096
 """Keys that need not be read again, over all rows, below which one more kernel is not worth its launch. With the KV
-heads of Llama-3.1-8B those are 16 MiB a layer, which memory at 3.35 TB/s gives in 5 us.
+heads of Llama-3.1-8B those are 16 MiB a layer, which memory at 3.35 TB/s reads in 5 us.
 """
 
 
@@ -36,15 +36,17 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class SharedTiles:
-    """Rows that share their first ``tile_keys`` keys, whole splits. tile_rows int32 [tiles, MEMBERS] are numbers of
-    segments, -1 where there are fewer; tile_keys int32 [tiles].
+    """Rows that share their first ``tile_keys`` keys, whole splits.
+
+    ``tile_rows`` int32 [tiles, MEMBERS] are numbers of segments, -1 where there are fewer; ``tile_keys`` is int32
+    [tiles].
     """
 
     tile_rows: npt.NDArray[np.int32]
     tile_keys: npt.NDArray[np.int32]
 
     def row_keys(self, segments: int) -> npt.NDArray[np.int32]:
-        """Keys that each segment of the step shares, int32 [segments]."""
+        """Return the keys that each segment of the step shares, int32 [segments]."""
         keys = np.zeros(segments, dtype=np.int32)
         for rows, shared in zip(self.tile_rows, self.tile_keys, strict=True):
             keys[rows[rows >= 0]] = shared
@@ -66,12 +68,12 @@ class _Group:
 
 
 def most_tiles(segments: int) -> int:
-    """Tiles of a step of so many segments: a captured step has a grid of them, used or not."""
+    """Return the most tiles of a step of so many segments: a captured step has a grid of them, used or not."""
     return max(1, segments // 4)
 
 
 def shared_tiles(rows: Sequence[DecodeRow], page_size: int, most: int) -> SharedTiles | None:
-    """At most ``most`` tiles, those that save the most; None where too little is saved."""
+    """Return at most ``most`` tiles, those that save the most; None where too little is saved."""
     alike: dict[tuple[int, int], list[DecodeRow]] = {}
     for row in rows:
         per_split = keys_per_split(row.visible)
@@ -97,8 +99,9 @@ def shared_tiles(rows: Sequence[DecodeRow], page_size: int, most: int) -> Shared
 
 
 def _divided(rows: list[DecodeRow], page_size: int, per_split: int) -> list[_Group]:
-    """``rows``, which begin alike, as one group, or as the groups of those that have more in common, whichever saves
-    more.
+    """Return ``rows``, which begin alike, as one group, or as the groups of those that have more in common.
+
+    The choice is the one that saves more.
     """
     if len(rows) < 2:
         return []

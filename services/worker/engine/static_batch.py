@@ -1,13 +1,12 @@
 """The memory that captured decode steps read and write, and attention over it.
 
-A CUDA graph repeats its kernels with the addresses that they had. So the inputs of a step are copied to where they were
+A CUDA graph repeats its kernels with the same addresses. So the inputs of a step are copied to where they were
 when it was captured, and rows that a step does not have are padding: their slot is negative, so that their KV is
 written nowhere, and their context is empty, so that they read one row of the pool and change nothing.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,15 +21,16 @@ from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 
 PADDING = -1
-"""The slot of a row that is none."""
+"""The slot of a row of padding."""
 
 
 class Kernels(Protocol):
-    """What is asked of ``services.worker.kernels``."""
+    """The kernels of ``services.worker.kernels`` that captured steps use; see there."""
 
     def kv_write(
         self, k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor
-    ) -> None: ...
+    ) -> None:
+        """Write k and v [T, kv_heads, head_dim] to ``slots`` int64 [T] of the pools; negative ones are skipped."""
 
     def paged_attention(
         self,
@@ -44,9 +44,11 @@ class Kernels(Protocol):
         softcap: float | None = None,
         chunk: int | None = None,
         sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Return the attention output [T, heads, head_dim] for q of that shape over the paged pools."""
 
-    def latent_write(self, rows: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None: ...
+    def latent_write(self, rows: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write ``rows`` [T, 1, width] into ``slots`` int64 [T] of the pool; a negative slot is not written."""
 
     def latent_attention(
         self,
@@ -60,7 +62,8 @@ class Kernels(Protocol):
         softcap: float | None = None,
         chunk: int | None = None,
         sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Return the attention output [T, heads, rank] for q [T, heads, rank + rope] over latents."""
 
 
 class StaticBatch:
@@ -72,6 +75,10 @@ class StaticBatch:
     """
 
     def __init__(self, rows: int, pages: int, vocab_size: int, device: torch.device) -> None:
+        """Allocate the tensors for ``rows`` requests on ``device``; all rows are padding at first.
+
+        A request has up to ``pages`` pages.
+        """
         self.ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self.slots = torch.full((rows,), PADDING, dtype=torch.int64, device=device)
@@ -87,13 +94,14 @@ class StaticBatch:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors of the batch."""
         return sum(each.nbytes for each in vars(self).values() if isinstance(each, torch.Tensor))
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, padded_rows: int) -> None:
-        """Take over a step of single rows, and make the rows behind it, up to ``padded_rows``, padding.
+        """Copy a step of single rows into the batch, and make the rows behind it, up to ``padded_rows``, padding.
 
-        What else is in the rows of padding, and in page tables behind a request's
-        own pages, is of earlier steps: it names tokens and pages that exist, and is not looked at.
+        The other fields of padding, and page tables behind a request's own pages, are left over from earlier steps:
+        they name tokens and pages that exist, and are not read.
         """
         rows = meta.rows
         tensors = meta.paged or paged_tensors(meta.segments, meta.page_size, self.slots.device)
@@ -108,9 +116,9 @@ class StaticBatch:
         self._share(tensors.shared, rows)
 
     def _share(self, shared: SharedTensors | None, rows: int) -> None:
-        """Take over which rows share keys. Padding shares none, and tiles behind those of the step have none."""
+        """Copy which rows share keys. Padding shares none, and tiles behind those of the step are unused."""
         if shared is None and not self._shares:
-            return  # As in most steps: there is nothing to undo.
+            return  # Most steps: no key is shared, nor was in the step before.
         self._shares = shared is not None
         self.row_keys.zero_()
         self.tile_keys.zero_()
@@ -121,7 +129,7 @@ class StaticBatch:
             self.tile_keys[:tiles].copy_(shared.tile_keys)
 
     def clear(self) -> None:
-        """Fill with padding: a step that changes nothing in the pool."""
+        """Fill the batch with padding: a step that changes nothing in the pool."""
         self.slots.fill_(PADDING)
         self.context.zero_()
         self.row_keys.zero_()
@@ -137,7 +145,7 @@ def _shared_of(batch: StaticBatch, rows: int) -> SharedTensors:
 
 
 class StaticStep(PooledStep):
-    """Attention over the first rows of a batch, by ``attend`` or else by the kernels that write K and V."""
+    """Attention of a captured step over the first rows of a batch."""
 
     def __init__(
         self,
@@ -147,6 +155,10 @@ class StaticStep(PooledStep):
         kernels: Kernels,
         attend: PagedAttend | None = None,
     ) -> None:
+        """Read the first ``shape.rows`` rows of ``batch``, which is filled before every replay.
+
+        Without ``attend`` the step attends by ``kernels``, which write K and V in either case.
+        """
         self._pool, self._kernels = pool, kernels
         self._slots = batch.slots[: shape.rows]
         self.paged = PagedTensors(
@@ -155,50 +167,33 @@ class StaticStep(PooledStep):
             page_table=batch.page_table[: shape.rows],
             max_rows=1,
             max_length=shape.length,
-            # A single request shares nothing, and the launch would be for nothing.
+            # A single request shares nothing, so the launch would be wasted.
             shared=None if shape.rows == 1 else _shared_of(batch, shape.rows),
         )
-        self._attend = attend or partial(_by_kernels, kernels, self.paged)
+        self._attend = attend
 
     @property
     def slots(self) -> torch.Tensor:
+        """The slots of the rows, int64, in memory that each replay reads anew."""
         return self._slots
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Write the call's K and V into their slots, then attend."""
         self.write(call)
         return self.attend_written(call)
 
     def write(self, call: AttentionCall) -> None:
-        """Put K and V of a call into their slots."""
+        """Write K and V of a call into their slots."""
         k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
         key, value = call.key[0].transpose(0, 1), call.value[0].transpose(0, 1)
-        if key.stride() != value.stride():  # The kernel takes them alike; K, which was rotated, may lie otherwise.
+        if key.stride() != value.stride():  # The kernel takes equal strides; K, which was rotated, may have others.
             key, value = (each.clone(memory_format=torch.contiguous_format) for each in (key, value))
         self._kernels.kv_write(key, value, k_pool, v_pool, self._slots)
 
     def attend_written(self, call: AttentionCall) -> torch.Tensor:
-        return self._attend(
-            call.query[0].transpose(0, 1),
-            self._pool.k(call.layer),
-            self._pool.v(call.layer),
-            **call.scoring,
-        )
-
-
-def _by_kernels(
-    kernels: Kernels,
-    paged: PagedTensors,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    /,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    chunk: int | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return kernels.paged_attention(
-        q, k, v, paged, scaling=scaling, window=window, softcap=softcap, chunk=chunk, sinks=sinks
-    )
+        """Attend over the whole pool, with the page tables of the static batch."""
+        query = call.query[0].transpose(0, 1)
+        k_pool, v_pool = self._pool.k(call.layer), self._pool.v(call.layer)
+        if self._attend is not None:
+            return self._attend(query, k_pool, v_pool, **call.scoring)
+        return self._kernels.paged_attention(query, k_pool, v_pool, self.paged, **call.scoring)

@@ -13,11 +13,13 @@ from services.worker.kv.planes import latent_ranks
 
 
 class StaticPlanesStep(PlanesStep):
-    """A :class:`~services.worker.engine.planed_step.PlanesStep` over the first rows of a static batch, by kernels. To
-    latents it attends absorbed, as to all single rows.
+    """A :class:`~services.worker.engine.planed_step.PlanesStep` over the first rows of a static batch, by kernels.
+
+    It attends to latents in the absorbed form, as all single rows do.
     """
 
     def __init__(self, batch: StaticBatch, shape: DecodeShape, pool: DevicePool, kernels: Kernels) -> None:
+        """Read the first ``shape.rows`` rows of ``batch``, which is filled before every replay."""
         super().__init__(pool)
         self._parts = StaticStep(batch, shape, pool, kernels)
         self._kernels = kernels
@@ -30,7 +32,7 @@ class StaticPlanesStep(PlanesStep):
         self._kernels.latent_write(call.key[0].transpose(0, 1), self._pool.k(call.layer), self._parts.slots)
 
     def _await_layer(self, layer: int) -> None:
-        """Refuse to wait: steps with loads are not captured."""
+        """Return at once: steps with loads are not captured."""
 
     def _attend_part(self, call: AttentionCall) -> torch.Tensor:
         if call.latents is None:

@@ -1,8 +1,8 @@
 """Tables of the next decode step, made and sent while the GPU computes this one.
 
-The place of every request's next token is known before the token is: to the place behind this one. What is made ahead
-is used only if the next step is what was expected, and is a function of what is compared, so a wrong guess costs its
-own time.
+The position of every request's next token is known before the token is: the one behind this token. Tables made ahead
+are used only if the next step is the expected one, and depend on nothing but what is compared, so a wrong guess costs
+only the time to make them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment
 
 
 class TablesAhead:
-    """Makes the tables of steps of one pool. On a CPU nothing is made ahead: there the host computes the step."""
+    """The tables of steps of one pool. On a CPU nothing is made ahead: there the host computes the step."""
 
     def __init__(self, page_size: int, device: torch.device) -> None:
+        """Begin with no tables; they are made on ``device`` for pages of ``page_size`` tokens."""
         self._page_size, self._device = page_size, device
         self._ahead: ForwardMeta | None = None
 
     def of_step(self, segments: Sequence[Segment], gate: LayerGate | None) -> ForwardMeta:
-        """Return the tables of a step, see ``ForwardMeta.build``. The page tables of ``segments`` must never be changed
-        in place.
+        """Return the tables of a step, see ``ForwardMeta.build``.
+
+        The page tables of ``segments`` must never be changed in place.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and gate is None and _are_same(ahead.segments, segments):

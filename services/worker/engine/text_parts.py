@@ -1,8 +1,8 @@
-"""The text part of a model that also takes images or sound, which is all that is served of it.
+"""The text part of a model that also takes images or sound: the only part that is served.
 
-The library has a class of its own for most text parts. That such a class answers prompts of text as the whole model
-does is not a matter of course: some mask prompts otherwise. So it is used only for types that ``python -m
-bench.model_support`` has compared token for token.
+The library has a class of its own for most text parts. Such a class need not answer prompts of text as the whole model
+does: some mask prompts otherwise. So it is used only for types that ``python -m bench.model_support`` has compared
+token for token.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shared.errors import UnsupportedModel
 
 PROVEN = frozenset(
     (
+        "apertus1p5",
         "aria",
         "aya_vision",
         "cohere2_vision",
@@ -56,6 +57,7 @@ PROVEN = frozenset(
         "minicpmv4_7",
         "mistral3",
         "moss_transcribe_diarize",
+        "omniasr",
         "ovis2",
         "pp_chart2table",
         "qianfan_ocr",
@@ -75,17 +77,17 @@ PROVEN = frozenset(
 
 _PREFIXES = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
-    # The library writes Qianfan-OCR and Kimi K2.5 so: it takes their text's layers for those of a vision part.
+    # The library names Qianfan-OCR's and Kimi K2.5's so: it takes their text's layers for those of a vision part.
     r"^(?:model\.)?(?:language_model|text_model)\.model\.(?:encoder\.layers|blocks)\.": "model.layers.",
     r"^(?:model\.)?(?:language_model|text_model)\.model\.": "model.",
     r"^model\.(?:language_model|text_model)\.": "model.",
 }
-"""Where whole models keep the tensors of their text part, and where its own class has them."""
+"""Patterns of tensor names of text parts in whole models, and the names in their own class."""
 
 
 _CONVERTED_AS = {"minimax_m3_vl_text": "minimax_m3_vl"}
-"""Text parts whose tensors have other names, or lie otherwise, in checkpoints of the whole model, which the library
-knows of that alone.
+"""Text parts whose tensors have other names, or another layout, in checkpoints of the whole model, under which type
+alone the library knows the conversion.
 """
 
 
@@ -97,7 +99,10 @@ def convert_as_whole(config: Any) -> None:
 
 
 def text_part(config: Any) -> Any:
-    """``config`` itself, or the configuration of its text part. Raises UnsupportedModel where that cannot be served."""
+    """Return ``config`` itself, or the configuration of its text part.
+
+    Raises UnsupportedModel where that cannot be served.
+    """
     text = config.get_text_config(decoder=True)
     if text is config or getattr(config, "is_encoder_decoder", False):
         return config
@@ -118,14 +123,15 @@ def text_part(config: Any) -> Any:
 
 
 def tensor_names(raw: Mapping[str, Any]) -> dict[str, str] | None:
-    """Patterns of names in the checkpoint of the raw configuration ``raw``, and what they are in its text part; None
-    for a model of text.
+    """Return patterns of tensor names in a checkpoint, and their replacements in its text part.
+
+    ``raw`` is the checkpoint's raw configuration. The result is None for a model of text.
     """
     return dict(_PREFIXES) if isinstance(raw.get("text_config"), dict) else None
 
 
 def text_tensor_name(name: str) -> str:
-    """One such name."""
+    """Return one tensor's name in the text part, for its name in a whole model."""
     for pattern, target in _PREFIXES.items():
         name, found = re.subn(pattern, target, name)
         if found:

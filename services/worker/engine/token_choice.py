@@ -26,16 +26,16 @@ _BLOCK = 256
 LEAST_TEMPERATURE = 1e-30
 """Still a normal float32. From far above it on, only tokens equal to the likeliest have any weight."""
 TOP_P_CANDIDATES = 1024
-"""Tokens among which top-p is looked for first."""
+"""Number of the heaviest tokens among which top-p is searched first."""
 
 
 def choose(
     logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> torch.Tensor:
-    """One token for each row of ``logits`` float32 [R, vocab], whose maxima are ``best`` [R]; int64 [R].
+    """Choose one token for each row of ``logits`` float32 [R, vocab], whose maxima are ``best`` [R]; return int64 [R].
 
-    All rows have a positive temperature and a finite maximum. Row r gets the first token, in order of ids, at
-    which the cumulative weight exceeds ``uniforms[r]`` of the whole. The host may read how many tokens are heavy.
+    All rows have a positive temperature and a finite maximum. Row r gets the first token, in order of ids, at which the
+    cumulative weight exceeds ``uniforms[r]`` of the whole. The host may read how many tokens are heavy.
     """
     return _choose(logits, best, params, uniforms, may_read=True)[0]
 
@@ -43,8 +43,10 @@ def choose(
 def choose_unread(
     logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`choose` with nothing read by the host; also bool [R], on the device: whether the token is that of
-    :func:`choose`. It may be another where top-p keeps more than ``TOP_P_CANDIDATES`` tokens, and no top-k bounds them.
+    """Choose as :func:`choose`, with nothing read by the host, and tell which tokens are the same.
+
+    The second result, bool [R] on the device, says whether the token is that of :func:`choose`. It may be another where
+    top-p keeps more than ``TOP_P_CANDIDATES`` tokens, and no top-k bounds them.
     """
     return _choose(logits, best, params, uniforms, may_read=False)
 
@@ -79,7 +81,7 @@ def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Int32 [R, vocab rounded up to whole blocks], zero beyond the vocabulary."""
+    """Return int32 [R, vocab rounded up to whole blocks], zero beyond the vocabulary."""
     rows, vocab_size = logits.shape
     temperature = _column([max(p.temperature, LEAST_TEMPERATURE) for p in params], logits).to(torch.float32)
     scaled = (logits - best[:, None]).div_(temperature).exp_().mul_(WEIGHT_ONE)
@@ -92,7 +94,7 @@ def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[Sampling
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Return the first token whose cumulative weight exceeds its row's share ``uniforms`` [R, 1] of the total.
 
-    First the block, then the token in it, which is several times cheaper than one cumulative sum over all.
+    It finds first the block, then the token in it, which is several times cheaper than one cumulative sum over all.
     """
     blocks = weights.view(len(weights), -1, _BLOCK)
     edges = blocks.sum(dim=2).cumsum(dim=1)
@@ -108,7 +110,7 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def _keep_heaviest(
     weights: torch.Tensor, params: Sequence[SamplingParams], *, may_read: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weights`` with zeros beyond each row's top-k and top-p; and bool [R], whether that is all that they keep."""
+    """Return ``weights`` with zeros beyond each row's top-k and top-p; and bool [R], whether all are found."""
     width = weights.shape[1]
     limits = [p.top_k if 0 < p.top_k < width else width for p in params]
     # Without top-k, guess how many tokens make up top-p; a wrong guess costs another round, never another result.
@@ -126,8 +128,9 @@ def _keep_heaviest(
 def _count_kept(
     heaviest: torch.Tensor, total: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of the heaviest weights (descending, [R, n]) each row keeps, [R, 1]; and bool [R], whether it may keep
-    more than n.
+    """Return how many of the heaviest weights (descending, [R, n]) each row keeps, [R, 1].
+
+    Return bool [R] besides, whether it may keep more than n.
     """
     candidates = heaviest.shape[1]
     within_k = torch.arange(candidates, device=heaviest.device) < top_k
@@ -141,7 +144,7 @@ def _count_kept(
 
 
 def _zero_beyond(weights: torch.Tensor, heaviest: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Keep the ``counts`` [R, 1] heaviest of each row."""
+    """Return ``weights`` with zeros but for the ``counts`` [R, 1] heaviest of each row."""
     least = heaviest.gather(1, counts - 1)
     heavier, ties = weights > least, weights == least
     room = counts - heavier.sum(dim=1, keepdim=True)

@@ -14,11 +14,11 @@ Words = npt.NDArray[np.int32]
 
 _WORD_BITS = 32
 _FEW = 8
-"""Up to this part of all words it is cheaper to look at those alone in which anything is allowed, as is usual."""
+"""Where at most one word in so many allows a token, which is usual, it is cheaper to read those words alone."""
 
 
 def without(words: Words, tokens: Sequence[int]) -> Words:
-    """Return the mask less ``tokens``, or the mask itself where nothing would be left: the grammar outweighs them."""
+    """Return the mask less ``tokens``, or the mask itself where nothing would be left: the grammar takes precedence."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     bits[[token for token in tokens if 0 <= token < len(bits)]] = 0
     less = np.packbits(bits, bitorder="little").view(np.int32)
@@ -26,9 +26,9 @@ def without(words: Words, tokens: Sequence[int]) -> Words:
 
 
 def allowed_ids(masks: Sequence[Words], vocab_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tokens below ``vocab_size`` that R masks allow.
+    """Return the tokens below ``vocab_size`` that R masks allow.
 
-    Ascending ids, plus ``r * vocab_size`` for those of mask r; and edges [R + 1]: mask r has the ids from
+    They are ascending ids, plus ``r * vocab_size`` for those of mask r; and edges [R + 1]: mask r has the ids from
     ``edges[r]`` to ``edges[r + 1]``.
     """
     words = _stack(masks, vocab_size)
@@ -47,7 +47,10 @@ def allowed_ids(masks: Sequence[Words], vocab_size: int) -> tuple[npt.NDArray[np
 
 
 def ban_others(logits: torch.Tensor, masks: Mapping[int, Words]) -> torch.Tensor:
-    """Return a copy of ``logits`` float32 [R, vocab] in which row r keeps what ``masks[r]`` allows; other rows stay."""
+    """Return a copy of ``logits`` float32 [R, vocab] in which row r keeps the tokens that ``masks[r]`` allows.
+
+    Other rows are unchanged.
+    """
     rows = np.fromiter(masks, dtype=np.int64, count=len(masks))
     words, which = upload([_stack(list(masks.values()), logits.shape[1]), rows], logits.device)
     places = torch.arange(_WORD_BITS, dtype=torch.int32, device=logits.device)
@@ -58,8 +61,9 @@ def ban_others(logits: torch.Tensor, masks: Mapping[int, Words]) -> torch.Tensor
 
 
 def _stack(masks: Sequence[Words], vocab_size: int) -> Words:
-    """Return the words of a vocabulary of all masks, a copy: a tokenizer may know more tokens than logits have
-    columns.
+    """Return the words of all masks that cover the vocabulary, a copy.
+
+    A tokenizer may know more tokens than logits have columns.
     """
     return np.stack([mask[: -(-vocab_size // _WORD_BITS)] for mask in masks])
 
@@ -69,5 +73,5 @@ def _set_bits(words: Words) -> npt.NDArray[np.int64]:
 
 
 def _below(count: int) -> np.int32:
-    """Return the word of its lowest ``count`` tokens; of all where there is no remainder."""
+    """Return the word whose lowest ``count`` tokens are set; all of them for 0."""
     return np.int32((1 << count) - 1 if count else -1)

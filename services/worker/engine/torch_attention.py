@@ -1,7 +1,7 @@
-"""Attention over the paged pool in plain torch operations, on any device: what serves where no kernel does.
+"""Attention over the paged pool in plain torch operations, on any device: the fallback where no kernel serves.
 
-A request's pages are gathered and scores are made whole, in float32, some query rows at a time. It needs no compiler,
-and memory traffic of several times the KV read: right first, and slow.
+A request's pages are gathered and scores are computed whole, in float32, some query rows at a time. It needs no
+compiler, and takes several times the memory traffic of the KV: correct, and slow.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ if TYPE_CHECKING:  # It pulls in Transformers, which proofs of this module do no
     from services.worker.kv.device_pool import DevicePool
 
 MOST_SCORES = 2**25
-"""Scores made at once, in all heads: 128 MiB of float32; softmax takes some more."""
+"""Scores in memory at once, in all heads: 128 MiB of float32; softmax takes some more."""
 
 
 class TorchAttention:
-    """A backend of :class:`~services.worker.engine.paged_step.PagedStep`."""
+    """The backend of :class:`~services.worker.engine.paged_step.PagedStep` by torch's own operations."""
 
     def __init__(self, pool: DevicePool) -> None:
+        """Attend over ``pool``, which may be on any device and is not closed here."""
         self._pool = pool
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
+        """Return the attention of one step; its page numbers are sent to the device once for all layers."""
         tables = page_tables(meta.segments, meta.page_size, self._pool.device)
 
         def attend(call: AttentionCall) -> torch.Tensor:
@@ -47,7 +49,7 @@ class TorchAttention:
 
 
 def page_tables(segments: tuple[Segment, ...], page_size: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return the pages that each segment reads, int64 on ``device``; one copy for all of them."""
+    """Return the page numbers of each segment, int64 on ``device``; one copy for all of them."""
     counts = [pages_for(segment.length, page_size) for segment in segments]
     pages = np.concatenate([segment.pages[:count] for segment, count in zip(segments, counts, strict=True)])
     return torch.split(torch.from_numpy(pages.astype(np.int64)).to(device), counts)
@@ -66,10 +68,10 @@ def torch_attention(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As ``services.worker.kernels.paged_attention``: ``[T, heads, head_dim]`` of q's dtype, contiguous. Pools of
-    bytes hold rounded K and V.
+    """Return the attention output ``[T, heads, head_dim]`` of q's dtype, contiguous.
 
-    ``tables`` is what :func:`page_tables` gives for ``segments``. Nothing here waits for the device.
+    Arguments are those of ``services.worker.kernels.paged_attention``. Pools of bytes hold rounded K and V. ``tables``
+    are the result of :func:`page_tables` for ``segments``. Nothing here waits for the device.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     first = 0
@@ -97,7 +99,7 @@ def _attend_segment(
     chunk: int | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Rows of one request, at positions from ``context`` on, over its ``pages``."""
+    """Write the attention of one request's rows, at positions from ``context`` on, over its ``pages``, to ``into``."""
     page_size, kv_heads = k_pool.shape[1:3]
     rows, heads, head_dim = query.shape
     skipped = first_visible(context, window, chunk) // page_size
@@ -128,12 +130,12 @@ def _attend_segment(
 
 
 def _wide(slots: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Return what slots of a pool hold, as float32 [slots, kv_heads, head_dim]."""
+    """Return the values in slots of a pool, as float32 [slots, kv_heads, head_dim]."""
     return from_float8(slots, head_dim, torch.float32) if slots.dtype == torch.uint8 else slots.float()
 
 
 def _hidden(positions: range, keys: range, window: int | None, chunk: int | None, device: torch.device) -> torch.Tensor:
-    """Which keys a row may not see, bool [rows, keys]."""
+    """Return which keys a row may not see, bool [rows, keys]."""
     row = torch.arange(positions.start, positions.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)[None, :]
     if chunk is not None:
@@ -142,7 +144,7 @@ def _hidden(positions: range, keys: range, window: int | None, chunk: int | None
 
 
 def _blocks(rows: int, scores_of_row: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows whose scores are made at once."""
+    """Yield ranges of rows whose scores are computed at once."""
     step = max(1, MOST_SCORES // scores_of_row)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)

@@ -1,4 +1,4 @@
-"""One number in [0, 1) for each (seed, output position): the only chance that sampling knows.
+"""One number in [0, 1) for each (seed, output position): the only randomness of sampling.
 
 It is counter-based: nothing is carried from token to token, so a request that moves to another worker, or is
 preempted and resumed, draws the same numbers. The hash is SplitMix64 (Steele, Lea and Flood, "Fast Splittable

@@ -1,4 +1,4 @@
-"""Numbers of a step on their way to the device: one copy that the host does not wait for.
+"""Copies of a step's numbers to the device: one copy for all, for which the host does not wait.
 
 A copy from pageable memory makes the host wait until the stream has got there, once for each tensor. Pinned memory is
 read by the device when it gets there; torch gives it out again when the device has read it.
@@ -17,11 +17,11 @@ import torch
 _cuda: Any = torch.cuda
 
 _ALIGNMENT = 16
-"""Bytes: kernels are compiled for addresses that are aligned like this, and anew for others."""
+"""Bytes: kernels are compiled for addresses with this alignment, and again for others."""
 
 
 def upload(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
-    """``arrays`` on ``device``, in order of what the current stream does. On a CPU they share their memory."""
+    """Return ``arrays`` on ``device``, copied in the order of the current stream. On a CPU they share their memory."""
     if device.type == "cpu":
         return [torch.from_numpy(each) for each in arrays]
     starts, end = [], 0
@@ -40,15 +40,13 @@ def upload(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> l
 
 
 def pinned(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
-    """Return copies of ``arrays`` on the host that ``device`` reads when it gets there; for a CPU, ``arrays``
-    themselves.
-    """
+    """Return copies of ``arrays`` in pinned memory that ``device`` reads later; for a CPU, ``arrays`` themselves."""
     made = [torch.from_numpy(each) for each in arrays]
     return [each.pin_memory() for each in made] if device.type == "cuda" and _cuda.is_initialized() else made
 
 
 def on_device(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """``tensors`` on ``device``: those of the host in one copy, as :func:`upload` makes it."""
+    """Return ``tensors`` on ``device``: those of the host in one copy, as :func:`upload` makes it."""
     from_host = [each for each in tensors if each.device.type == "cpu"]
     if device.type == "cpu" or not from_host:
         return [each.to(device) for each in tensors]

@@ -1,7 +1,7 @@
-"""Which keys a row sees: those up to its own, of a sliding window or of its own chunk only. Pure arithmetic.
+"""The keys that a row sees: those up to its own, of a sliding window or of its own chunk only. Pure arithmetic.
 
-A window w lets the row at position i see keys ``i - w < j <= i``; a chunk c those of ``i // c * c <= j <= i``
-(Llama 4's local layers). A layer has one of both at most; None is no such bound.
+A window w lets the row at position i see keys ``i - w < j <= i``; a chunk c those of ``i // c * c <= j <= i`` (Llama
+4's local layers). A layer has at most one of them; None is no such bound.
 """
 
 from __future__ import annotations

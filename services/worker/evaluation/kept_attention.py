@@ -1,8 +1,8 @@
 """Attention of questions over the tokens that a method keeps of their prefix, and over themselves.
 
-Plain torch over KV gathered from the device pool: every layer hands what it sees to the method, gathers the chosen
-tokens for each question and KV head, and attends to nothing else of the prefix. Keys are stored after RoPE, so a kept
-token stays at its own position. Scores and softmax are float32 whatever the model's type.
+Plain torch over KV gathered from the device pool: every layer passes its view to the method, gathers the chosen tokens
+for each question and KV head, and attends to no other token of the prefix. Keys are stored after RoPE, so a kept token
+stays at its own position. Scores and softmax are float32 whatever the model's type.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from shared.errors import InvariantViolated, UnsupportedModel
 
 
 class PooledPrefix:
-    """The first ``tokens`` tokens of the pool's ``pages``, int64 [ceil(tokens / page_size)]."""
+    """The KV of a prefix in pages of the device pool."""
 
     def __init__(self, pool: DevicePool, pages: npt.NDArray[np.int64], tokens: int) -> None:
+        """Read the first ``tokens`` tokens of ``pages``, int64 [ceil(tokens / page_size)], in the prefix's order."""
         self.tokens = tokens
         self._pool = pool
         self._pages = torch.from_numpy(pages).to(pool.device)
         self.is_rounded = pool.geometry.is_rounded
 
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer, float32 ``[kv_heads, tokens, head_dim]`` each; copies."""
+        """Return K and V of a layer, float32 ``[kv_heads, tokens, head_dim]`` each; copies."""
         halves = self._pool.k(layer), self._pool.v(layer)
         key, value = (half[self._pages].flatten(0, 1)[: self.tokens].transpose(0, 1) for half in halves)
         if self.is_rounded:
@@ -41,14 +42,18 @@ class PooledPrefix:
 
 
 class KeptAttention:
-    """An attention step for one batch of questions; ``numbers`` are their places among all about this prefix.
+    """An attention step for one batch of questions about a prefix.
 
-    ``readings`` has what the method answered: for each layer, for each question.
+    ``readings`` are the method's answers: for each layer, for each question.
     """
 
     def __init__(
         self, prefix: PooledPrefix, packed: PackedQuestions, numbers: Sequence[int], selection: Selection
     ) -> None:
+        """Attend for the questions of ``packed``, laid out behind ``prefix``; ``selection`` chooses in each layer.
+
+        ``numbers`` are the questions' places among all about this prefix.
+        """
         self.readings: list[list[Chosen]] = []
         self._prefix = prefix
         self._packed = packed
@@ -56,8 +61,9 @@ class KeptAttention:
         self._selection = selection
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """``[T, heads, head_dim]``, for rows in the order of the batch. Raises UnsupportedModel for layers with sinks
-        or chunks, which methods that choose tokens do not know.
+        """Return ``[T, heads, head_dim]``, for rows in the order of the batch.
+
+        Raises UnsupportedModel for layers with sinks or chunks, which methods that choose tokens do not know.
         """
         if call.sinks is not None or call.chunk is not None:
             raise UnsupportedModel("what a choice of tokens costs is not measured with attention sinks or chunks")
@@ -94,7 +100,7 @@ class KeptAttention:
     def _weights(
         self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, own: torch.Tensor
     ) -> list[torch.Tensor]:
-        """See :attr:`LayerView.weights`. A question's rows come first, and see nothing of its answers."""
+        """Return :attr:`LayerView.weights`. A question's rows come first, and see nothing of its answers."""
         counts = self._packed.asking.sum(dim=1).tolist()
         most = max(counts)
         scores = self._whole_scores(call, query[:, :, :, :most], key)
@@ -110,7 +116,7 @@ class KeptAttention:
         return min(self._prefix.tokens, max(0, self._prefix.tokens - call.window + 1))
 
     def _whole_scores(self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Scores against all of the prefix, [Q, kv_heads, group, R, S]; key [kv_heads, S, head_dim]."""
+        """Return scores against all of the prefix, [Q, kv_heads, group, R, S]; key [kv_heads, S, head_dim]."""
         questions, kv_heads, group, rows, head_dim = query.shape
         # One product for each KV head over all questions, because they share its keys.
         flat = query.transpose(0, 1).reshape(kv_heads, -1, head_dim)
@@ -121,12 +127,12 @@ class KeptAttention:
     def _kept_scores(
         self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, kept: torch.Tensor
     ) -> torch.Tensor:
-        """Scores against each question's own kept tokens; key [Q, kv_heads, k, head_dim], kept [Q, kv_heads, k]."""
+        """Return scores against each question's kept tokens; key [Q, kv_heads, k, head_dim], kept [Q, kv_heads, k]."""
         scores = torch.einsum("qngrd,qnkd->qngrk", query, key)
         return self._limited(call, scores, kept)
 
     def _limited(self, call: AttentionCall, scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """Scale, soft cap and sliding window, as the layer asks for them."""
+        """Apply the layer's scale, soft cap and sliding window to scores."""
         scores = _scaled(call, scores)
         if call.window is None:
             return scores
@@ -135,7 +141,7 @@ class KeptAttention:
         return scores.masked_fill((distance >= call.window)[:, :, None], float("-inf"))
 
     def _own_scores(self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Scores of a question's rows against one another, float32 [Q, kv_heads, group, R, R]."""
+        """Return scores of a question's rows against one another, float32 [Q, kv_heads, group, R, R]."""
         scores = _scaled(call, torch.einsum("qngrd,qntd->qngrt", query, key))
         seen = self._packed.visible
         if call.window is not None:
@@ -145,12 +151,12 @@ class KeptAttention:
         return scores.masked_fill(~seen[:, None, None], float("-inf"))
 
     def _places(self) -> torch.Tensor:
-        """Positions in the context of every place, int64 [Q, R]."""
+        """Return positions in the context of every place, int64 [Q, R]."""
         return self._packed.positions[self._packed.rows]
 
 
 def _stacked(chosen: Sequence[Chosen], kv_heads: int, device: torch.device) -> torch.Tensor | None:
-    """Tokens of all questions, int64 [Q, kv_heads, k], or None where they are all of the prefix."""
+    """Return the chosen tokens of all questions, int64 [Q, kv_heads, k], or None where they are all of the prefix."""
     sets = [one.tokens for one in chosen if one.tokens is not None]
     if not sets:
         return None
@@ -160,7 +166,7 @@ def _stacked(chosen: Sequence[Chosen], kv_heads: int, device: torch.device) -> t
 
 
 def _by_question(tensor: torch.Tensor, packed: PackedQuestions, kv_heads: int) -> torch.Tensor:
-    """``[1, heads, T, head_dim]`` as float32 ``[Q, kv_heads, heads / kv_heads, R, head_dim]``."""
+    """Return ``[1, heads, T, head_dim]`` as float32 ``[Q, kv_heads, heads / kv_heads, R, head_dim]``."""
     rows = tensor[0].transpose(0, 1)[packed.rows].float()
     questions, places, heads, head_dim = rows.shape
     return rows.view(questions, places, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
@@ -172,7 +178,10 @@ def _scaled(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(scores: torch.Tensor, own: torch.Tensor, value: torch.Tensor, own_value: torch.Tensor) -> torch.Tensor:
-    """Softmax over kept and own tokens together; float32 [Q, R, heads, head_dim]. value [Q or 1, kv_heads, k, d]."""
+    """Return the attention over kept and own tokens together, float32 [Q, R, heads, head_dim].
+
+    value [Q or 1, kv_heads, k, d].
+    """
     weights = torch.softmax(torch.cat([scores, own], dim=-1), dim=-1)
     kept = scores.shape[-1]
     output = weights[..., :kept] @ value[:, :, None] + weights[..., kept:] @ own_value[:, :, None]

@@ -18,14 +18,14 @@ from shared.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Tokens of a question, and those of every answer to be scored. None of them may be empty."""
+    """Tokens of a question, and those of each answer to be scored. None of them may be empty."""
 
     question: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
 
     @property
     def rows(self) -> int:
-        """Rows that it takes in a batch."""
+        """Rows that the question with its answers takes in a batch."""
         return len(self.question) + sum(len(answer) - 1 for answer in self.answers)
 
     @property
@@ -39,9 +39,9 @@ class PackedQuestions:
     """``Q`` questions in ``T`` rows, none with more than ``R``. Build it with :func:`pack`.
 
     ids and positions int64 [T]; rows int64 [Q, R], the batch's row of each place of a question, padded with 0; valid
-    bool [Q, R]; asking bool [Q, R], rows of the question itself; visible bool [Q, R, R], which places a place attends
-    to. ``predicting`` int64 [N]: rows whose logits are wanted; targets int64 [N] the token each predicts; ``answers``
-    has for each question and answer the range of its predictions.
+    bool [Q, R]; asking bool [Q, R], rows of the question itself; visible bool [Q, R, R], the places that a place
+    attends to. ``predicting`` int64 [N]: rows whose logits are wanted; targets int64 [N] the token each predicts;
+    ``answers`` has for each question and answer the range of its predictions.
     """
 
     ids: torch.Tensor

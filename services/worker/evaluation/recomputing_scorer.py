@@ -1,7 +1,7 @@
 """The reference: every answer computed by itself from its first token, in service's own attention. Slow.
 
-It shares nothing with :mod:`services.worker.evaluation.runner_scorer` but the model, so that the two agree says that
-neither packing, nor the shared prefix, nor attention over kept tokens changes an answer.
+It shares only the model with :mod:`services.worker.evaluation.runner_scorer`. So if the two agree, neither packing, nor
+the shared prefix, nor attention over kept tokens changes an answer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from shared.errors import ConfigError
 
 
 class RecomputingScorer:
-    """Overwrites the runner's pool from its first page. Knows no selection: all of the prefix is attended to."""
+    """A scorer without selection: all of the prefix is attended to. Overwrites the pool from its first page."""
 
     def __init__(self, runner: ModelRunner) -> None:
+        """Compute with ``runner``, whose pool nothing else uses meanwhile; it is not closed here."""
         self._runner = runner
 
     def score(self, prefix: Sequence[int], asked: Sequence[Asked]) -> list[QuestionScore]:
-        """See :class:`~services.worker.evaluation.scorer.Scorer`."""
+        """Score every answer in a pass of its own; see :class:`~services.worker.evaluation.scorer.Scorer`."""
         check_context(self._runner, prefix, asked)
         return [
             QuestionScore(

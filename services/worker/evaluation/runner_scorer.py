@@ -20,14 +20,14 @@ PREFIX_CHUNK = 1024
 """Tokens of the prefix in one forward pass."""
 
 BATCH_WEIGHTS = 24_000_000
-"""Attention weights of one layer and batch: with its intermediate results a few hundred megabytes of float32."""
+"""Most attention weights of one layer and batch: with intermediate results a few hundred megabytes of float32."""
 
 BATCH_LOGITS = 64_000_000
-"""Logits of one batch, 256 MB of float32."""
+"""Most logits of one batch, 256 MB of float32."""
 
 
 class RunnerScorer:
-    """Uses the runner's whole pool, alone. Remembers the last prefix. Not thread-safe."""
+    """A scorer that uses the runner's whole pool, alone. Remembers the last prefix. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner) -> None:
         """Prepare. Raises ConfigError for a model whose pages cannot be read in parts."""
@@ -39,7 +39,10 @@ class RunnerScorer:
         self._prefix: tuple[int, ...] = ()
 
     def score(self, prefix: Sequence[int], asked: Sequence[Asked], selection: Selection) -> list[QuestionScore]:
-        """See :class:`~services.worker.evaluation.scorer.Scorer`."""
+        """Score the questions in batches behind the prefix, whose KV is computed first unless it is the last one's.
+
+        See :class:`~services.worker.evaluation.scorer.Scorer`.
+        """
         check_context(self._runner, prefix, asked)
         pooled = self._compute(tuple(prefix))
         scores: list[QuestionScore] = []
@@ -49,13 +52,13 @@ class RunnerScorer:
         return scores
 
     def _compute(self, prefix: tuple[int, ...]) -> PooledPrefix:
-        """Return the prefix in the first pages of the pool."""
+        """Compute the prefix into the first pages of the pool, unless it is there; return it."""
         page_size, pool = self._runner.geometry.page_size, self._runner.pool
         pages = np.arange(pages_for(len(prefix), page_size))
         if len(pages) > pool.pages:
             raise ConfigError(f"a pool of {pool.pages} pages of {page_size} does not hold {len(prefix)} tokens")
         if prefix != self._prefix:
-            self._prefix = ()  # Whatever happens below, the pool no longer holds the old one.
+            self._prefix = ()  # Even if the code below raises, the pool no longer holds the old prefix.
             ids = torch.tensor(prefix)
             for start in range(0, len(prefix), PREFIX_CHUNK):
                 end = min(start + PREFIX_CHUNK, len(prefix))
@@ -67,7 +70,7 @@ class RunnerScorer:
         return PooledPrefix(pool, pages, len(prefix))
 
     def _batches(self, asked: Sequence[Asked], prefix_tokens: int) -> Iterator[list[Asked]]:
-        """As many questions at a time as memory's bounds allow; at least one."""
+        """Yield as many questions at a time as memory's bounds allow; at least one."""
         heads = self._runner.model.config.num_attention_heads
         batch: list[Asked] = []
         for one in asked:
@@ -104,7 +107,10 @@ def check_context(runner: ModelRunner, prefix: Sequence[int], asked: Sequence[As
 def question_scores(
     packed: PackedQuestions, logits: torch.Tensor, readings: Sequence[Sequence[Chosen]]
 ) -> list[QuestionScore]:
-    """Put a batch's logits, float32 [N, vocab], together for every question; ``readings`` are those of its layers."""
+    """Return the scores of a batch's questions from its logits, float32 [N, vocab].
+
+    ``readings`` are those of its layers.
+    """
     chosen = torch.log_softmax(logits, dim=-1).gather(1, packed.targets[:, None])[:, 0].double().cpu()
     greedy = (logits.argmax(dim=-1) == packed.targets).cpu()
     return [

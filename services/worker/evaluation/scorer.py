@@ -1,4 +1,4 @@
-"""What an evaluation asks of a model: how likely answers are, given a prefix that is attended to in part."""
+"""The interface between an evaluation and a model: how likely answers are, given a prefix attended to in part."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from services.worker.evaluation.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class AnswerScore:
-    """``log_probability`` (nats) is the sum over the answer's tokens, each given what is before it. ``is_greedy``:
-    greedy decoding would write exactly this answer.
+    """Score of one answer. ``log_probability`` (nats) is the sum over its tokens, each given all tokens before it.
+
+    ``is_greedy``: greedy decoding would write exactly this answer.
     """
 
     log_probability: float
@@ -22,9 +23,9 @@ class AnswerScore:
 
 @dataclass(frozen=True, slots=True)
 class QuestionScore:
-    """Scores of a question's answers, in their order, and what choosing tokens took, averaged over the layers:
+    """Scores of a question's answers, in their order, and the cost of choosing tokens, averaged over the layers.
 
-    ``read``, the part of the prefix's KV that was read, and ``fallbacks``, the part of the layers where the method had
+    ``read`` is the part of the prefix's KV that was read, and ``fallbacks`` the part of the layers where the method had
     to consult all heads.
     """
 
@@ -34,6 +35,8 @@ class QuestionScore:
 
 
 class Scorer(Protocol):
+    """A model that scores answers to questions behind a prefix."""
+
     def score(self, prefix: Sequence[int], asked: Sequence[Asked], selection: Selection) -> list[QuestionScore]:
         """Score every question behind the same prefix, each as if it stood alone.
 

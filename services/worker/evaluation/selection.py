@@ -1,7 +1,8 @@
-"""What a method of selection is asked, and what it answers: which tokens of the prefix a layer attends to.
+"""The interface of methods of selection: which tokens of the prefix a layer attends to.
 
 Every method keeps as many tokens of a prefix in every layer and KV head as its budget says, so that methods are
-compared at equal retention. How much each has to read to know which is another matter, and is reported with the answer.
+compared at equal retention. How much each has to read to choose them is another matter, and is reported with the
+answer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class LayerView:
     """One layer of a pass over Q questions, as a method of selection sees it.
 
     ``numbers`` are the questions' places among all about this prefix, whatever the batch. The layer sees tokens
-    ``[start, end)`` of the prefix: all of it, or what is within its sliding window. Attention weights are computed when
-    they are first asked for, because most methods need none.
+    ``[start, end)`` of the prefix: all of it, or the part within its sliding window. Attention weights are computed
+    when they are first accessed, because most methods need none.
     """
 
     def __init__(
@@ -47,14 +48,16 @@ class LayerView:
 
     @cached_property
     def weights(self) -> list[torch.Tensor]:
-        """For each question the attention weights that its own tokens give to what the layer sees of the prefix,
-        float32 ``[query_heads, rows, tokens]``. The softmax runs over the prefix and the question.
+        """Attention weights of each question's own tokens to the tokens of the prefix that the layer sees.
+
+        Float32 ``[query_heads, rows, tokens]`` for each question. The softmax runs over the prefix and the question.
         """
         return self._weigh()
 
     def importance(self, place: int, metric: Metric, units: tuple[ProbeUnit, ...] | None = None) -> torch.Tensor:
-        """Return what matters to question ``numbers[place]``, float32 ``[units, tokens]``; the units are all KV heads
-        with their groups if not given.
+        """Return the importance of tokens to question ``numbers[place]``, float32 ``[units, tokens]``.
+
+        By default the units are all KV heads with their groups.
         """
         wanted = head_units(self.query_heads, self.kv_heads) if units is None else units
         weights = self.weights[place]
@@ -64,12 +67,12 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What one question attends to in one layer.
+    """The tokens that one question attends to in one layer.
 
     ``tokens`` int64 ``[kv_heads or 1, k]`` are places in the prefix, ascending in each row, with the same k for all
-    questions of a batch; None is all of the prefix. ``read`` is the part of the KV that the layer sees of the prefix
-    which was read to choose and to attend, counted as IMPRESS does (section 4.3). ``fell_back``: the method had to
-    consult every head after all.
+    questions of a batch; None is all of the prefix. ``read`` is the part of the layer's visible KV of the prefix that
+    was read to choose and to attend, counted as IMPRESS does (section 4.3). ``fell_back``: the method had to consult
+    every head after all.
     """
 
     tokens: torch.Tensor | None
@@ -81,4 +84,4 @@ class Selection(Protocol):
     """One method with one budget."""
 
     def choose(self, view: LayerView) -> list[Chosen]:
-        """Return what each question of the view attends to in this layer. Deterministic; may remember what it saw."""
+        """Return the choice for each question of the view in this layer. Deterministic; may remember earlier views."""

@@ -18,7 +18,7 @@ import torch
 from services.worker.importance.disk_reads import DiskReads
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared.chunks import chunk_tokens
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, SparsePrefixLost
 from shared.ids import DIGEST_BYTES
 from shared.messages.base import pack_int32
 from shared.messages.sparse_reads import ReadSparse, SparsePart
@@ -30,12 +30,16 @@ _FRAME_BYTES = 1024  # More than names, numbers and heads in a call take.
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Keys that are being read ahead."""
+    """Keys of some layers that are being prefetched, ``[layers, len(heads), end - start, head_dim]``."""
 
-    layer: int
+    layers: range
     heads: tuple[int, ...]
     start: int
     keys: Future[torch.Tensor]
+
+
+_AHEAD_MOST = 2
+"""Reads of keys that a request has under way or has not used up."""
 
 
 class DiskPrefix:
@@ -54,45 +58,59 @@ class DiskPrefix:
         self._vector_bytes = self.token_bytes // (2 * geometry.kv_heads)
         self._chunk_tokens = chunk_tokens(geometry.page_size)
         chunks, rest = divmod(len(sparse.chunks), DIGEST_BYTES)
-        if rest or sparse.depth + chunks * self._chunk_tokens != sparse.end or not self._holds_start():
+        is_whole = not rest and sparse.depth + chunks * self._chunk_tokens == sparse.end
+        if not is_whole or not sparse.depth <= sparse.start < sparse.end:
             raise InvalidRequest(
                 f"{chunks} chunks from token {sparse.depth} on do not hold tokens [{sparse.start}, {sparse.end})"
             )
-        self._ahead: _Ahead | None = None
+        self._ahead: list[_Ahead] = []
         self._counting = threading.Lock()
         self.disk_bytes = 0
 
     def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        ahead = self._ahead
-        if ahead is not None and (ahead.layer, ahead.heads, ahead.start, self.end) == (layer, tuple(heads), start, end):
-            self._ahead = None
-            if not ahead.keys.cancel():  # What has not begun by now is no sooner there than what is read here.
-                return self._reads.wait(ahead.keys)
-        return self._read_keys(layer, tuple(heads), start, end)
+        """Return keys from a prefetch that covers them, or read them now."""
+        # Layers come in order: what is of earlier ones has been used, or will not be.
+        self._ahead = [ahead for ahead in self._ahead if layer < ahead.layers.stop]
+        for ahead in self._ahead:
+            if layer in ahead.layers and (ahead.heads, ahead.start, self.end) == (tuple(heads), start, end):
+                if ahead.keys.cancel():  # What has not begun by now is no sooner there than what is read here.
+                    self._ahead.remove(ahead)
+                    break
+                try:
+                    return self._reads.wait(ahead.keys)[layer - ahead.layers.start]
+                except SparsePrefixLost:
+                    self._ahead.remove(ahead)
+                    raise
+        return self._read_keys(layer, 1, tuple(heads), start, end)[0]
 
-    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
-        """See the protocol. One layer's keys are read ahead at a time; while they are, others are not begun."""
-        if self._ahead is not None and not self._ahead.keys.done():
-            return
+    def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
+        """See the protocol. Nothing is begun while two reads are under way or not used up."""
+        if len(self._ahead) >= _AHEAD_MOST:
+            return False
         asked = tuple(heads)
-        keys = self._reads.ahead(lambda: self._read_keys(layer, asked, start, self.end))
-        self._ahead = None if keys is None else _Ahead(layer, asked, start, keys)
+        keys = self._reads.ahead(lambda: self._read_keys(layer, layers, asked, start, self.end))
+        if keys is not None:
+            self._ahead.append(_Ahead(range(layer, layer + layers), asked, start, keys))
+        return keys is not None
 
     def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Read K and V of ``tokens``, in as many calls as slots and messages require."""
         wanted = tokens.cpu().numpy()[None]
         kv = self._read("kv", layer, (2, len(tokens), self.kv_heads), self._cut(wanted, self.token_bytes), wanted)
         return kv.transpose(1, 2)
 
     def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Read each head's V of its own tokens, all heads by the same calls."""
         wanted = tokens.cpu().numpy()
         heads = tuple(range(self.kv_heads))
         parts = self._cut(wanted, self.kv_heads * self._vector_bytes)
         return self._read("values", layer, (len(heads), wanted.shape[1]), parts, wanted, heads)
 
-    def _read_keys(self, layer: int, heads: tuple[int, ...], start: int, end: int) -> torch.Tensor:
+    def _read_keys(self, layer: int, layers: int, heads: tuple[int, ...], start: int, end: int) -> torch.Tensor:
         wanted = np.arange(start, end, dtype=np.int64)[None]
-        parts = self._cut(wanted, len(heads) * self._vector_bytes)
-        return self._read("keys", layer, (len(heads), end - start), parts, wanted, heads)
+        parts = self._cut(wanted, layers * len(heads) * self._vector_bytes)
+        keys = self._read("keys", layer, (layers * len(heads), end - start), parts, wanted, heads, layers)
+        return keys.view(layers, len(heads), *keys.shape[1:])
 
     def _read(
         self,
@@ -102,9 +120,11 @@ class DiskPrefix:
         cuts: Iterator[slice],
         tokens: npt.NDArray[np.int64],
         heads: tuple[int, ...] = (),
+        layers: int = 1,
     ) -> torch.Tensor:
-        """Return what is asked for, ``[*shape, head_dim]``; tokens ``[rows, n]``, in ``cuts``, are its second
-        dimension.
+        """Return what is asked for, ``[*shape, head_dim]``.
+
+        Its second dimension is the n of tokens ``[rows, n]``, which are read in ``cuts`` of columns.
         """
         cut = [tokens[:, columns] for columns in cuts]
         geometry = self._reads.geometry
@@ -112,7 +132,9 @@ class DiskPrefix:
         if not cut:
             return torch.empty(*shape, geometry.head_dim, dtype=dtype, device=self._reads.device)
         vectors = int(np.prod(shape)) // shape[1]
-        calls = [self._call(part, layer, heads, each, vectors * each.shape[1] * self._vector_bytes) for each in cut]
+        calls = [
+            self._call(part, layer, layers, heads, each, vectors * each.shape[1] * self._vector_bytes) for each in cut
+        ]
         read = self._reads.read(self._sparse.storage_id, calls)
         with self._counting:
             self.disk_bytes += read.disk_bytes
@@ -123,9 +145,15 @@ class DiskPrefix:
         return made[0] if len(made) == 1 else torch.cat(made, dim=1)
 
     def _call(
-        self, part: SparsePart, layer: int, heads: tuple[int, ...], tokens: npt.NDArray[np.int64], nbytes: int
+        self,
+        part: SparsePart,
+        layer: int,
+        layers: int,
+        heads: tuple[int, ...],
+        tokens: npt.NDArray[np.int64],
+        nbytes: int,
     ) -> ReadSparse:
-        """tokens ``[rows, n]``; the call names only the chunks that hold them."""
+        """Return the call for tokens ``[rows, n]``; it names only the chunks that hold them."""
         sparse = self._sparse
         first, end = self._chunks_of(tokens)
         return ReadSparse(
@@ -142,6 +170,7 @@ class DiskPrefix:
             end=int(tokens[0, -1]) + 1 if part == "keys" else 0,
             tokens=b"" if part == "keys" else pack_int32(tokens),
             key_id=sparse.key_id,
+            layers=layers,
         )
 
     def _cut(self, tokens: npt.NDArray[np.int64], token_bytes: int) -> Iterator[slice]:
@@ -166,6 +195,3 @@ class DiskPrefix:
         depth = self._sparse.depth
         first, last = int(tokens[:, 0].min()) - depth, int(tokens[:, -1].max()) - depth
         return first // self._chunk_tokens, last // self._chunk_tokens + 1
-
-    def _holds_start(self) -> bool:
-        return self._sparse.depth <= self.start < self.end

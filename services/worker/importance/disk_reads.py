@@ -50,7 +50,6 @@ class DiskReads:
         device: torch.device,
         *,
         timeout_s: float,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """``timeout_s`` is the longest wait for one read. ``geometry`` is the device pool's.
 
@@ -64,7 +63,7 @@ class DiskReads:
         self.geometry, self.device = geometry, device
         self.slot_bytes = buffers.slot_bytes
         self._buffers, self._calls = buffers, calls
-        self._timeout_s, self._clock_s = timeout_s, clock_s
+        self._timeout_s = timeout_s
         self._landing = Landing(device, buffers.slot_bytes)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead-keys")
         self._ahead = threading.BoundedSemaphore(AHEAD_MOST)
@@ -79,7 +78,7 @@ class DiskReads:
 
         Raises SparsePrefixLost.
         """
-        until_s = self._clock_s() + self._timeout_s
+        until_s = time.monotonic() + self._timeout_s
         under_way: deque[tuple[PendingRead, ReadSlot, int]] = deque()
         read = PartsRead([], 0)
         try:
@@ -128,8 +127,8 @@ class DiskReads:
     async def close(self) -> None:
         """Fail what is under way, end the thread, and let go of the memory. For the event loop."""
         await self._calls.close()
+        self._buffers.close()  # The thread may be waiting for a slot, and those of silent storages do not come back.
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
-        self._buffers.close()
 
     def _begin(self, storage_id: str, call: ReadSparse, slot: ReadSlot) -> PendingRead:
         placed = msgspec.structs.replace(call, buffer=slot.buffer, offset=slot.offset)
@@ -150,4 +149,4 @@ class DiskReads:
         return PartsRead([*read.parts, part], read.disk_bytes + answer.disk_bytes)
 
     def _left_s(self, until_s: float) -> float:
-        return max(0.0, until_s - self._clock_s())
+        return max(0.0, until_s - time.monotonic())

@@ -27,12 +27,10 @@ from services.worker.importance.metrics import Metric
 from services.worker.importance.selection import Choice, most_important, vote
 from services.worker.importance.similarity import ALPHA, mean_similarity, similarity_threshold
 from shared.errors import ConfigError
-
-PROBE_HEADS = 3
-"""IMPRESS 4.3: one is biased, two cannot outvote one another, more of them cost more than they bring."""
+from shared.importance import PROBE_HEADS
 
 BLOCK_ROWS = 256
-"""Query rows whose weights are held at a time."""
+"""Query rows whose attention weights are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,8 @@ class Rows:
     """The request's new tokens in one layer.
 
     query ``[heads, T, head_dim]`` at positions ``context .. context + T - 1``; the others as
-    :class:`~services.worker.engine.attention.AttentionCall` has them.
+    :class:`~services.worker.engine.attention.AttentionCall` has them. ``unserved`` is why they cannot attend over a
+    part of a prefix; "" if they can.
     """
 
     query: torch.Tensor
@@ -88,6 +87,7 @@ class Rows:
     scaling: float
     window: int | None
     softcap: float | None
+    unserved: str = ""
 
     def first_visible(self) -> int:
         """Return the first position that any of the rows can see."""
@@ -145,8 +145,9 @@ def identify(importance: torch.Tensor, start: int, choice: Choice, alpha: float 
 
 
 def choose_by_head(importance: torch.Tensor, start: int, choice: Choice) -> torch.Tensor:
-    """Return the fallback: the tokens that each unit finds most important, int64 ``[units, count]``, each row
-    ascending.
+    """Return the fallback: the tokens that each unit finds most important, int64 ``[units, count]``.
+
+    Each row is ascending.
     """
     candidates = choice.candidates.to(importance.device)
     return choice.with_kept(candidates[most_important(importance[:, candidates - start], choice.count)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -17,12 +18,46 @@ from services.worker.engine.attention import AttentionCall
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.importance.identification import Rows
-from services.worker.importance.important_prefix import ImportantPrefix
+from services.worker.importance.kept_kv import KeptKv
 from services.worker.importance.prefix_source import token_slots
 from services.worker.importance.selection_failed import SelectionFailed
 from services.worker.importance.sparse_attention import attend_selected
 from services.worker.kv.device_pool import DevicePool
-from shared.errors import InvariantViolated, UnsupportedModel
+from shared.errors import InvariantViolated
+
+
+class StepPrefix(Protocol):
+    """One request's prefix, as a step attends over it.
+
+    It is an :class:`~services.worker.importance.important_prefix.ImportantPrefix`, or one rank's share of it.
+    """
+
+    @property
+    def start(self) -> int:
+        """First token of the prefix."""
+
+    @property
+    def end(self) -> int:
+        """Token behind the last one of the prefix."""
+
+    @property
+    def name(self) -> str:
+        """The name of the prefix in errors."""
+
+    @property
+    def positions(self) -> Mapping[int, torch.Tensor]:
+        """Chosen tokens by layer: int64 ``[kv_heads, k]``, or ``[1, k]`` where all heads have the same."""
+
+    @property
+    def kept(self) -> KeptKv:
+        """K and V of the chosen tokens."""
+
+    def choose(self, layer: int, rows: Rows, keys: torch.Tensor, at: torch.Tensor) -> None:
+        """Choose and load what ``layer`` attends over; keys ``[kv_heads, n, head_dim]`` at positions ``at``.
+
+        In a group it may return without a choice, because all ranks have to end the pass: what the prefix's rows give
+        is not used then.
+        """
 
 
 class ImportanceStep(PagedStep):
@@ -37,7 +72,7 @@ class ImportanceStep(PagedStep):
         meta: ForwardMeta,
         pool: DevicePool,
         backend: AttentionBackend,
-        prefixes: Mapping[int, ImportantPrefix],
+        prefixes: Mapping[int, StepPrefix],
     ) -> None:
         """Prepare. Raises InvariantViolated where a segment begins within its prefix."""
         super().__init__(meta, pool, _ImportanceAttention(pool, backend, prefixes))
@@ -47,7 +82,7 @@ class ImportanceStep(PagedStep):
 class _SparseSegment:
     """Rows ``[row_start, row_end)`` of the batch. Where tokens before and behind the prefix are in the pool: int64."""
 
-    prefix: ImportantPrefix
+    prefix: StepPrefix
     context: int
     row_start: int
     row_end: int
@@ -58,7 +93,7 @@ class _SparseSegment:
 class _ImportanceAttention:
     """The backend of an :class:`ImportanceStep`."""
 
-    def __init__(self, pool: DevicePool, backend: AttentionBackend, prefixes: Mapping[int, ImportantPrefix]) -> None:
+    def __init__(self, pool: DevicePool, backend: AttentionBackend, prefixes: Mapping[int, StepPrefix]) -> None:
         self._pool, self._backend, self._prefixes = pool, backend, prefixes
 
     def for_step(self, meta: ForwardMeta) -> Callable[[AttentionCall], torch.Tensor]:
@@ -86,7 +121,7 @@ class _ImportanceAttention:
 
         return attend
 
-    def _sparse(self, prefix: ImportantPrefix, segment: Segment, row: int, end: int, page_size: int) -> _SparseSegment:
+    def _sparse(self, prefix: StepPrefix, segment: Segment, row: int, end: int, page_size: int) -> _SparseSegment:
         if segment.context < prefix.end:
             raise InvariantViolated(f"rows from {segment.context} on lie before or within a prefix up to {prefix.end}")
 
@@ -99,12 +134,11 @@ class _ImportanceAttention:
     def _attend(self, call: AttentionCall, segments: list[_SparseSegment]) -> torch.Tensor:
         _, heads, count, head_dim = call.query.shape
         output = call.query.new_empty(count, heads, head_dim)
-        if call.sinks is not None or call.chunk is not None:
-            reason = "attention over a part of a prefix knows neither sinks nor chunks"
-            raise SelectionFailed(segments[0].prefix.name) from UnsupportedModel(reason)
+        is_served = call.sinks is None and call.chunk is None
+        unserved = "" if is_served else "attention over a part of a prefix knows neither sinks nor chunks"
         for segment in segments:
             query = call.query[0, :, segment.row_start : segment.row_end]
-            rows = Rows(query, segment.context, call.scaling, call.window, call.softcap)
+            rows = Rows(query, segment.context, call.scaling, call.window, call.softcap, unserved)
             output[segment.row_start : segment.row_end] = self._attend_segment(call.layer, rows, segment)
         return output
 
@@ -122,12 +156,14 @@ class _ImportanceAttention:
                 self._choose(layer, rows, prefix, torch.cat([before, behind]), torch.cat([at_before, at_behind]))
             except Exception as error:  # Whatever it is, it is one request's misfortune.
                 raise SelectionFailed(prefix.name) from error
-        chosen = prefix.positions[layer]
+        chosen = prefix.positions.get(layer)
+        if chosen is None:  # Only in a group, whose ranks end a pass together though its results are not used.
+            return rows.query.new_zeros(rows.query.shape).transpose(0, 1)
         around = (at_before.expand(len(chosen), -1), chosen, at_behind.expand(len(chosen), -1))
         kv = prefix.kept.between(layer, self._pool, before, behind)
         return attend_selected(rows, kv, torch.cat(around, dim=1))
 
-    def _choose(self, layer: int, rows: Rows, prefix: ImportantPrefix, slots: torch.Tensor, at: torch.Tensor) -> None:
+    def _choose(self, layer: int, rows: Rows, prefix: StepPrefix, slots: torch.Tensor, at: torch.Tensor) -> None:
         keys = self._pool.k(layer).flatten(0, 1).index_select(0, slots).transpose(0, 1)
         prefix.choose(layer, rows, keys, at)
 

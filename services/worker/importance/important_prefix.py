@@ -1,7 +1,7 @@
-"""One request's prefix; only what matters of it is loaded: layer by layer, in the middle of the forward pass.
+"""One request's prefix, whose important part is loaded layer by layer, in the middle of the forward pass.
 
-A layer reads its probe heads' keys, chooses, reads what was chosen and has not been read ahead, and starts to read
-ahead for the next layer before it attends (IMPRESS Figure 9, HyperInfer IV-C).
+A layer reads its probe heads' keys, chooses, reads what was chosen, and begins to prefetch the keys that the next layer
+chooses by before it attends (IMPRESS Figure 9). Chosen tokens are not prefetched (ADR 0073).
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from services.worker.importance.identification import (
     measure_importance,
 )
 from services.worker.importance.kept_kv import KeptInMemory, KeptKv
-from services.worker.importance.layer_load import LayerLoad
+from services.worker.importance.layer_load import LayerLoad, LayerOutcome
 from services.worker.importance.metrics import metric_named
 from services.worker.importance.prefix_source import PrefixSource
 from services.worker.importance.selection import Budget
 from services.worker.importance.similarity import ALPHA
-from services.worker.importance.speculation import Flight, LayerOutcome, ReadAhead
-from services.worker.importance.speculation_control import SpeculationControl
+from shared.errors import UnsupportedModel
+from shared.importance import PROBE_HEADS
+from shared.messages.sparse_reads import MOST_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingRule:
-    """What is loaded of a prefix. Raises ConfigError for a metric that does not exist."""
+    """The rule by which a prefix's tokens are chosen."""
 
     budget: Budget
     metric: str = "h2o"
@@ -44,16 +45,8 @@ class LoadingRule:
     alpha: float = ALPHA
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for a metric that does not exist."""
         metric_named(self.metric)
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """Reading ahead, and who says for which layers. A layer waits at most ``deadline_s`` for it."""
-
-    read_ahead: ReadAhead
-    control: SpeculationControl
-    deadline_s: float = 10.0
 
 
 class ImportantPrefix:
@@ -69,72 +62,58 @@ class ImportantPrefix:
         source: PrefixSource,
         rule: LoadingRule,
         layers: int,
-        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
         *,
+        prefetches_keys: bool = True,
         kept: KeptKv | None = None,
         name: str = "",
     ) -> None:
-        """Prepare; what is chosen is ``kept`` in memory by default."""
+        """Prepare; chosen KV is ``kept`` in memory by default."""
         self.start, self.end = source.start, source.end
         self.name = name
-        self.kept = kept or KeptInMemory()
+        self.kept: KeptKv = kept or KeptInMemory()
         self.bytes_read = BytesRead()
         self.positions: dict[int, torch.Tensor] = {}
         self.identifications: dict[int, Identification] = {}
         self.outcomes: list[LayerOutcome] = []
         self._source, self._rule, self._layers = source, rule, layers
         self._metric = metric_named(rule.metric)
-        self._speculation, self._clock = speculation, clock
-        self._flight: Flight | None = None
+        self._prefetches_keys, self._clock = prefetches_keys, clock
         self._first_visible: dict[int, int] = {}  # By layer: the first token of the prefix that its rows see.
+        self._keys_begun = 0  # Keys of the layers before this one were read, or are being prefetched.
 
     @property
     def is_complete(self) -> bool:
-        """Whether every layer has chosen: nothing is read any more."""
+        """Whether every layer has chosen, so that nothing more is read."""
         return len(self.positions) == self._layers
 
     @property
     def layers_fallen_back(self) -> int:
-        """Layers whose probe heads disagreed, so that all keys were read."""
+        """Number of layers whose probe heads disagreed, so that all keys were read."""
         return sum(not found.accepted for found in self.identifications.values())
 
     @property
     def stall_s(self) -> float:
-        """Computation waited so long for reads."""
+        """Seconds for which computation waited for reads."""
         return sum(outcome.stall_s for outcome in self.outcomes)
 
     def choose(self, layer: int, rows: Rows, keys: torch.Tensor, at: torch.Tensor) -> None:
         """Choose and load what ``rows`` and those of later steps attend over, unless that was done before.
 
-        keys ``[kv_heads, n, head_dim]`` at positions ``at`` int64 ``[n]`` are of all else that the rows see.
+        keys ``[kv_heads, n, head_dim]`` at positions ``at`` int64 ``[n]`` are of all else that the rows see. Raises
+        UnsupportedModel for rows that cannot attend over a part of a prefix, and what reading raises.
         """
         if layer in self.positions:
             return
+        if rows.unserved:
+            raise UnsupportedModel(rows.unserved)
         load = LayerLoad(self._source, layer, self.bytes_read, self._clock)
         kv, positions = self._load(load, layer, rows, keys, at)
         self.kept.put(layer, kv)
         self.positions[layer] = positions
         self.outcomes.append(load.outcome())
-        if self._speculation is not None:
-            self._speculation.control.record(self.outcomes[-1])
-        if self._speculation is None or layer + 1 >= self._layers:
-            return
-        self._prefetch_keys(layer + 1, rows.query.shape[0])
-        found = self.identifications.get(layer)
-        if found is not None:
-            self._read_ahead(self._speculation, layer + 1, found.tokens)
-
-    def let_go(self) -> bool:
-        """For a request that ends early: whether the source is no longer read, so that its memory may go to others.
-
-        Waits for what is being read ahead, but not longer than a layer would; call it again if it was not enough.
-        """
-        if self._flight is not None and self._speculation is not None:
-            if not self._flight.ends_within(self._speculation.deadline_s):
-                return False
-            self._flight = None
-        return True
+        if self._prefetches_keys and layer + 1 < self._layers:
+            self._prefetch_keys(layer + 1, rows.query.shape[0])
 
     def _load(
         self, load: LayerLoad, layer: int, rows: Rows, own_keys: torch.Tensor, at: torch.Tensor
@@ -143,7 +122,6 @@ class ImportantPrefix:
         start = min(max(rows.first_visible(), self.start), self.end)
         self._first_visible[layer] = start
         if start == self.end:  # The window has left the prefix behind.
-            self._land(load, layer)
             return own_keys[None, :, :0].repeat(2, 1, 1, 1), torch.empty(1, 0, dtype=torch.int64, device=at.device)
         choice = self._rule.budget.over(start, self.end)
         units = self._rule.probe_heads.units(rows.query.shape[0], self._source.kv_heads)
@@ -152,7 +130,6 @@ class ImportantPrefix:
         importance = self._importance(rows, keys, heads, own_keys[list(heads)], at, units)
         found = identify(importance, start, choice, self._rule.alpha)
         self.identifications[layer] = found
-        self._land(load, layer)
         if found.accepted:
             return load.kv(found.tokens), found.tokens[None]
         keys = self._all_keys(load, keys, heads, start)
@@ -171,8 +148,9 @@ class ImportantPrefix:
         at: torch.Tensor,
         units: tuple[ProbeUnit, ...],
     ) -> torch.Tensor:
-        """float32 ``[units, n]``; keys ``[len(heads), n, head_dim]`` are those of the last n tokens of the prefix, and
-        own_keys, of the same heads, those at positions ``at``.
+        """Return the importance, float32 ``[units, n]``, of the last n tokens of the prefix.
+
+        keys ``[len(heads), n, head_dim]`` are theirs, and own_keys, of the same heads, those at positions ``at``.
         """
         count = keys.shape[1]
         each = torch.cat([keys, own_keys], dim=1)[[heads.index(unit.kv_head) for unit in units]]
@@ -188,30 +166,20 @@ class ImportantPrefix:
             keys[others] = load.keys(ReadKind.FALLBACK_KEYS, others, start)
         return keys
 
-    def _land(self, load: LayerLoad, layer: int) -> None:
-        flight = self._flight
-        if self._speculation is None or flight is None or flight.layer != layer:
-            return
-        load.land(flight, self._speculation.deadline_s)
-        if flight.ends_within(0.0):  # An overdue one still reads the source, and is remembered for that.
-            self._flight = None
-
     def _prefetch_keys(self, layer: int, query_heads: int) -> None:
-        """Begin to read the keys that the next layer chooses by, which do not depend on what this one chose.
+        """Begin to read the keys by which ``layer`` and layers behind it choose, which depend on no layer's choice.
 
-        Where windows differ, layers take turns, so it will see as far back as the layer before this one.
+        While no window has been met, those of several layers come by one read, which begins two layers before the first
+        of them; a storage reads so only the heads that it keeps apart. Where windows differ, layers take turns, so
+        ``layer`` will see as far back as the one before its predecessor.
         """
         start = self._first_visible.get(layer - 2, self._first_visible[layer - 1])
-        if start < self.end:
-            units = self._rule.probe_heads.units(query_heads, self._source.kv_heads)
-            self._source.prefetch_keys(layer, heads_read(units), start)
-
-    def _read_ahead(self, speculation: Speculation, layer: int, tokens: torch.Tensor) -> None:
-        """Begin to read for the next layer what this one chose; it is counted now, whatever becomes of it."""
-        if len(tokens) == 0 or not speculation.control.wants(layer):
-            return
-        nbytes = len(tokens) * self._source.token_bytes
-        flight = speculation.read_ahead.start(self._source, layer, tokens, nbytes)
-        if flight is not None:
-            self._flight = flight
-            self.bytes_read.add(ReadKind.SPECULATIVE, nbytes)
+        heads = heads_read(self._rule.probe_heads.units(query_heads, self._source.kv_heads))
+        begun, layers = layer, 1
+        if max(heads) < PROBE_HEADS and all(first == self.start for first in self._first_visible.values()):
+            begun = max(layer, self._keys_begun)
+            if begun - layer >= MOST_LAYERS - 1:
+                return
+            layers = min(MOST_LAYERS, self._layers - begun)
+        if layers > 0 and start < self.end and self._source.prefetch_keys(begun, layers, heads, start):
+            self._keys_begun = begun + layers

@@ -23,41 +23,49 @@ class Metric(Protocol):
     """Stateless: the importance so far goes in and comes out."""
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return importance float32 ``[units, tokens]`` after one more block of ``weights`` float32 ``[units, group,
-        rows, tokens]``; all zero before the first. ``group`` are the query heads that count as one unit.
+        """Return the importance, float32 ``[units, tokens]``, after one more block of ``weights``.
+
+        It is all zero before the first block. weights is float32 ``[units, group, rows, tokens]``; ``group`` are the
+        query heads that count as one unit.
         """
 
     def finish(self, importance: torch.Tensor) -> torch.Tensor:
-        """Return what is compared, of the same shape."""
+        """Return the scores to compare, of the same shape."""
 
 
 class ColumnSum:
     """``h2o``: the sum of the column."""
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Add the sum over the block's rows and the group."""
         return importance + weights.sum(dim=(1, 2))
 
     def finish(self, importance: torch.Tensor) -> torch.Tensor:
+        """Return ``importance`` unchanged."""
         return importance
 
 
 class LastRow:
-    """``last``: what the last query token gives, summed over the group. It is the one whose successor is asked for."""
+    """``last``: the weights of the last query token, whose successor is computed, summed over the group."""
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the last row's weights: the last block has the last query token."""
         return weights[:, :, -1].sum(dim=1)
 
     def finish(self, importance: torch.Tensor) -> torch.Tensor:
+        """Return ``importance`` unchanged."""
         return importance
 
 
 class ColumnMax:
-    """``max``: the most that any query token gives, so that many lukewarm rows do not outvote a single sure one."""
+    """``max``: the largest weight that any query token gives, so that one sure row outweighs many weak ones."""
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the larger of the maximum so far and the block's."""
         return torch.maximum(importance, weights.amax(dim=(1, 2)))
 
     def finish(self, importance: torch.Tensor) -> torch.Tensor:
+        """Return ``importance`` unchanged."""
         return importance
 
 
@@ -65,12 +73,15 @@ class Pooled:
     """Another metric, averaged over neighbouring tokens: a fact is a few tokens, and its value follows its name."""
 
     def __init__(self, plain: Metric) -> None:
+        """Average the scores that ``plain`` gives."""
         self._plain = plain
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Fold by the other metric."""
         return self._plain.fold(importance, weights)
 
     def finish(self, importance: torch.Tensor) -> torch.Tensor:
+        """Return the other metric's result, averaged over :data:`POOLED_TOKENS` neighbours."""
         scores = self._plain.finish(importance)
         # Where fewer neighbours exist they are what is averaged over: the ends of a prefix must not lose by it.
         return avg_pool1d(scores[:, None], POOLED_TOKENS, 1, POOLED_TOKENS // 2, count_include_pad=False)[:, 0]

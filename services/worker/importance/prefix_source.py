@@ -14,34 +14,10 @@ import numpy.typing as npt
 import torch
 
 
-class LayerKeys(Protocol):
-    """Keys of whole heads, for finding what is important."""
+class PrefixSource(Protocol):
+    """Source of the KV of tokens ``[start, end)`` of a request.
 
-    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """K of tokens ``[start, end)``, ``[len(heads), end - start, head_dim]``."""
-
-    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
-        """Keys of these heads from ``start`` to the end will be asked for next: which keys a layer reads does not
-        depend on the layers before it. Where reading takes time it begins now; an error of it is raised by ``keys``.
-        """
-
-
-class LayerKv(Protocol):
-    """K and V of chosen tokens."""
-
-    def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        """K and V of all heads, ``[2, kv_heads, n, head_dim]``; tokens int64 ``[n]``, ascending, n may be 0."""
-
-    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        """V of every head at tokens of its own, ``[kv_heads, n, head_dim]``; tokens int64 ``[kv_heads, n]``, each row
-        ascending, n may be 0.
-        """
-
-
-class PrefixSource(LayerKeys, LayerKv, Protocol):
-    """Tokens ``[start, end)`` of a request, ``tokens`` in number, with ``kv_heads`` KV heads, on the device where
-    attention runs.
-
+    They are ``tokens`` in number, with ``kv_heads`` KV heads. The tensors are on the device where attention runs.
     ``token_bytes`` are those of K and V of one token in one layer.
     """
 
@@ -50,6 +26,26 @@ class PrefixSource(LayerKeys, LayerKv, Protocol):
     tokens: int
     kv_heads: int
     token_bytes: int
+
+    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
+        """Return K of tokens ``[start, end)`` for choosing, ``[len(heads), end - start, head_dim]``."""
+
+    def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
+        """Begin to read what ``keys`` will be asked for by ``layers`` layers from ``layer`` on.
+
+        They ask for these heads, from ``start`` to the end. Which keys a layer reads does not depend on the layers
+        before it. Return False where that was not begun because too much is being read already; ``keys`` raises the
+        errors.
+        """
+
+    def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Return K and V of all heads, ``[2, kv_heads, n, head_dim]``; tokens int64 ``[n]``, ascending, n may be 0."""
+
+    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Return V of every head at tokens of its own, ``[kv_heads, n, head_dim]``.
+
+        tokens is int64 ``[kv_heads, n]``, each row ascending; n may be 0.
+        """
 
 
 def token_slots(pages: npt.NDArray[np.int32], page_size: int, start: int, end: int) -> npt.NDArray[np.int64]:

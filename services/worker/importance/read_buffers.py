@@ -49,7 +49,7 @@ class ReadBuffers:
 
     @property
     def taken(self) -> int:
-        """Slots that are in use."""
+        """Number of slots in use."""
         with self._changed:
             return 0 if self._segment is None else self._slots - len(self._free)
 
@@ -65,7 +65,7 @@ class ReadBuffers:
         return self._take(0.0)
 
     def give_back(self, slot: ReadSlot) -> None:
-        """Free it: it is not read or written any more."""
+        """Free a slot that nothing reads or writes any more."""
         with self._changed:
             if not self._is_closed:
                 self._free.append(slot)

@@ -1,4 +1,4 @@
-"""From scores to sorted sets of tokens: how many, which ones regardless, and how ties end. Pure.
+"""From scores to sorted sets of tokens: their number, tokens that are always kept, and ties. Pure.
 
 IMPRESS and HyperInfer keep a ratio of the prefix and nothing regardless of its score; H2O keeps recent tokens too, and
 others the first ones. Both are possible here and neither is the default. Tokens that are kept regardless count towards
@@ -36,8 +36,7 @@ class Choice:
 class Budget:
     """``ratio`` of the visible prefix tokens is loaded, rounded up; ``first`` and ``recent`` tokens in any case.
 
-    Where there is room for ``most_tokens`` only, no more are kept: the first ones, then the most recent. Raises
-    ConfigError for a ratio outside of (0, 1] and for negative numbers of tokens.
+    Where there is room for ``most_tokens`` only, no more are kept: the first ones, then the most recent.
     """
 
     ratio: float
@@ -46,6 +45,7 @@ class Budget:
     most_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for a ratio outside of (0, 1] and for negative numbers of tokens."""
         if not 0 < self.ratio <= 1:
             raise ConfigError(f"the ratio of tokens to load must be above 0 and at most 1, not {self.ratio}")
         if self.first_tokens < 0 or self.recent_tokens < 0:
@@ -68,7 +68,7 @@ class Budget:
 
 
 def tokens_loaded(ratio: float, tokens: int) -> int:
-    """So many of ``tokens`` are ``ratio`` of them, rounded up."""
+    """Return ``ratio`` of ``tokens``, rounded up."""
     # A product such as 0.07 * 100 lies just above the whole number that is meant.
     return math.ceil(ratio * tokens - 1e-9)
 

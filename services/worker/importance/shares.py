@@ -7,14 +7,14 @@ from collections.abc import Collection
 import torch
 
 FULL_SHARE = 255
-"""A share is one byte: this is all of a chunk."""
+"""The share, one byte, of a chunk whose tokens were all chosen."""
 
 
 def chunk_shares(positions: Collection[torch.Tensor], start: int, end: int, depth: int, chunk: int) -> bytes:
-    """Return a byte for each chunk of tokens ``[depth, end)``, ``chunk`` tokens each: the share of its tokens in
-    ``[start, end)`` that was chosen, on average over layers and heads, in 255ths, rounded to the nearest.
+    """Return a byte for each chunk of ``chunk`` tokens in ``[depth, end)``: the share of its tokens that was chosen.
 
-    positions has int64 ``[kv_heads, k]`` or ``[1, k]`` for each layer: what it chose.
+    The share is that of its tokens in ``[start, end)``, on average over layers and heads, in 255ths, rounded to the
+    nearest. positions has int64 ``[kv_heads, k]`` or ``[1, k]`` for each layer: what it chose.
     """
     count = (end - depth) // chunk
     chosen = torch.zeros(count, dtype=torch.float64)

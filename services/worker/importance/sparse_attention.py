@@ -57,7 +57,7 @@ def _mask(rows: Rows, positions: torch.Tensor, start: int, end: int) -> torch.Te
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, rows: Rows
 ) -> torch.Tensor:
-    """query ``[kv_heads, group, rows, head_dim]``; key and value ``[kv_heads, 1, keys, head_dim]``."""
+    """Return ``[kv_heads, group, rows, head_dim]``, as query is; key and value: ``[kv_heads, 1, keys, head_dim]``."""
     if rows.softcap is not None:
         scores = (query @ key.transpose(2, 3)) * (rows.scaling / rows.softcap)
         scores = scores.tanh() * rows.softcap

@@ -1,8 +1,9 @@
-"""Asks storages for a part of a prefix's KV, from threads that compute, over the bus, which lives on the event loop.
+"""Calls to storages for a part of a prefix's KV, made by threads that compute, over the bus on the event loop.
 
-A call has two sides that may use its slot: who asked, and the storage. Who asked waits for a bounded time. The storage
-is done when it says so (``shared.messages.sparse_reads``), however late; where its answer was lost it is asked once
-more, because it answers calls for the same memory one after another; or when the cell has given its incarnation up.
+A call has two sides that may use its slot: the caller, and the storage. The caller waits for a bounded time. The
+storage is done when it says so (``shared.messages.sparse_reads``), however late, or when the cell has given its
+incarnation up. If its answer was lost it is asked once more, because it answers calls for the same memory one after
+another.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from shared.messages.sparse_reads import ReadSparse, SparseRead
 from shared.messages.status import CellStatus
 
 LATE_S = 30.0
-"""How long an answer is waited for before the storage is asked again; it is not computed with by then."""
+"""Wait for an answer before the storage is asked again; the answer is of no use by then."""
 
 ASK_AGAIN_S = 1.0
-"""Between calls without any answer."""
+"""Pause between calls without an answer."""
 
 _log = logs.get_logger("worker")
 
 
 class PendingRead:
-    """A call under way. ``ended`` is called once, by whichever side is done with the slot last."""
+    """A call in flight, whose slot the caller and the storage may use."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
+        """Begin with both sides using the slot; the side that is done with it last calls ``ended``, once."""
         self._ended = ended
         self._answer: Future[SparseRead] = Future()
         self._lock = threading.Lock()
@@ -45,7 +47,7 @@ class PendingRead:
             raise SparsePrefixLost(f"the storage did not answer within {timeout_s:.3f} s") from error
 
     def leave(self) -> None:
-        """One side is done with the slot."""
+        """Note that one side is done with the slot."""
         with self._lock:
             self._sides -= 1
             is_last = not self._sides
@@ -53,7 +55,7 @@ class PendingRead:
             self._ended()
 
     def answer(self, read: SparseRead) -> None:
-        """For the event loop; what comes first counts."""
+        """Give the waiting thread an answer, on the event loop; the first of answers and failures counts."""
         if self._answer.done():
             return
         if read.error:
@@ -62,18 +64,23 @@ class PendingRead:
             self._answer.set_result(read)
 
     def fail(self, reason: str) -> None:
-        """For the event loop; what comes first counts."""
+        """Fail the waiting thread's call, on the event loop; the first of answers and failures counts."""
         if not self._answer.done():
             self._answer.set_exception(SparsePrefixLost(reason))
 
 
 class StorageCalls:
-    """The event loop's side. ``begin`` is for other threads, the rest for the loop."""
+    """The event loop's side of all calls. ``begin`` is for other threads, the rest for the loop."""
 
-    def __init__(self, bus: Bus, *, late_s: float = LATE_S, ask_again_s: float = ASK_AGAIN_S) -> None:
+    def __init__(self, bus: Bus, *, ask_again_s: float = ASK_AGAIN_S) -> None:
+        """Call over ``bus``, which is not closed here, on the running event loop. Raises RuntimeError without one.
+
+        A call without an answer for ``LATE_S`` seconds is made again after ``ask_again_s`` seconds, or as soon as the
+        cell's storages change.
+        """
         self._bus = bus
         self._loop = asyncio.get_running_loop()
-        self._late_s, self._ask_again_s = late_s, ask_again_s
+        self._ask_again_s = ask_again_s
         self._incarnations: dict[str, str] | None = None  # By storage, as the cell has last said.
         self._changed = asyncio.Event()  # Set, and replaced, when they change.
         self._under_way: dict[PendingRead, tuple[str, str]] = {}  # Storage and incarnation that each asks.
@@ -82,6 +89,7 @@ class StorageCalls:
 
     @property
     def max_payload(self) -> int:
+        """Most bytes that a message of the bus may have."""
         return self._bus.max_payload
 
     async def see(self, delivery: Delivery) -> None:
@@ -142,9 +150,7 @@ class StorageCalls:
         """Ask until the storage is done with the slot."""
         while True:
             try:
-                answer = await self._bus.call(
-                    subjects.rpc("storage", "sparse", storage_id), data, timeout_s=self._late_s
-                )
+                answer = await self._bus.call(subjects.rpc("storage", "sparse", storage_id), data, timeout_s=LATE_S)
                 pending.answer(decode(answer, SparseRead))
                 return
             except Unavailable as error:

@@ -15,7 +15,7 @@ BLOCK = 256
 
 @triton.jit
 def add_one_kernel(source, target, count, BLOCK: tl.constexpr):
-    """Grid (ceil(count / BLOCK),)."""
+    """Add one to ``count`` numbers; grid (ceil(count / BLOCK),)."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + index, tl.load(source + index, mask=index < count) + 1, mask=index < count)
 

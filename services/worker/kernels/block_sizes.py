@@ -1,9 +1,9 @@
-"""How large the pieces are in which the attention kernels work. Arithmetic only.
+"""Sizes of the blocks in which the attention kernels work. Arithmetic only.
 
-A tensor core takes nothing smaller than 16, and arrays in Triton have sizes that are powers of two. What one
-program holds of Q, K and V must fit into shared memory (99 KiB on sm_89, 227 KiB on sm_90) and its accumulators into
-registers: exact products in float32 take no tensor core and hold most. What the sizes give on each architecture is in
-tests/unit/worker/kernels/compile_bounds.json; none has been tuned by measurement.
+A tensor core takes nothing smaller than 16, and arrays in Triton have sizes that are powers of two. The parts of Q, K
+and V in one program must fit into shared memory (99 KiB on sm_89, 227 KiB on sm_90) and its accumulators into
+registers: exact products in float32 take no tensor core and hold most. The compiled results on each architecture are in
+tests/unit/worker/kernels/compile_bounds.json; no size has been tuned by measurement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ MIN_BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """block_d: head_dim, padded. group: query heads of one KV head, padded. decode_rows: rows of a decode tile.
+    """Sizes of one shape.
+
+    block_d: head_dim, padded. group: query heads of one KV head, padded. decode_rows: rows of a decode tile.
     extend_rows: rows of an extend tile, a multiple of ``group``. block_n: keys at a time.
     """
 
@@ -29,12 +31,15 @@ class BlockSizes:
 
 
 def next_power_of_two(value: int) -> int:
+    """Return the least power of two that is not below ``value``, which is 1 or more."""
     return 1 << (value - 1).bit_length()
 
 
 def block_sizes(head_dim: int, group: int, itemsize: int, *, is_rounded: bool = False) -> BlockSizes:
-    """Sizes for this shape; ``itemsize`` is that of the queries' dtype, bytes. K and V that are ``is_rounded`` pass
-    through registers on their way to it, so more warps share them, and fewer keys at a time in float32.
+    """Return sizes for this shape; ``itemsize`` is that of the queries' dtype, bytes.
+
+    K and V that are ``is_rounded`` pass through registers on their way to it, so more warps share them, and fewer keys
+    at a time in float32.
     """
     block_d = max(MIN_BLOCK, next_power_of_two(head_dim))
     row_bytes = block_d * itemsize
@@ -54,8 +59,10 @@ def block_sizes(head_dim: int, group: int, itemsize: int, *, is_rounded: bool = 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """block_r and block_p: rank and rope, padded. heads: query heads, padded. rows: rows of a tile, tokens times
-    heads. block_n: keys at a time.
+    """Sizes for latents.
+
+    block_r and block_p: rank and rope, padded. heads: query heads, padded. rows: rows of a tile, tokens times heads.
+    block_n: keys at a time.
     """
 
     block_r: int
@@ -68,7 +75,7 @@ class LatentSizes:
 
 
 def latent_sizes(rank: int, rope: int, heads: int, itemsize: int) -> LatentSizes:
-    """Sizes for latents of ``rank + rope`` values; ``itemsize`` is that of the pool's dtype, bytes."""
+    """Return sizes for latents of ``rank + rope`` values; ``itemsize`` is that of the pool's dtype, bytes."""
     block_r, padded = max(MIN_BLOCK, next_power_of_two(rank)), next_power_of_two(heads)
     is_small = block_r * itemsize <= 1024
     return LatentSizes(

@@ -28,11 +28,11 @@ from services.worker.kernels.online_softmax import UNBOUNDED, attend_keys, bound
 
 @triton.jit
 def keys_per_split(visible, SPLIT_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Keys of one split of a row that sees ``visible`` keys; at most MAX_SPLITS are needed."""
+    """Return the keys of one split of a row that sees ``visible`` keys; at most MAX_SPLITS are needed."""
     return SPLIT_KEYS * tl.cdiv(visible, SPLIT_KEYS * MAX_SPLITS)
 
 
-# Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
+# Nothing is specialised on values that differ from step to step: each variant would be compiled while requests wait.
 @triton.jit(do_not_specialize=["stride_table", "has_shared"])
 def decode_split_kernel(
     q,
@@ -70,7 +70,7 @@ def decode_split_kernel(
     SPLIT_KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Grid (segments, kv_heads, splits). Segments of more than one row are the extend kernel's."""
+    """Attend in one split of a decode row, not of longer segments; grid (segments, kv_heads, splits)."""
     segment, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(cu_rows + segment)
     if tl.load(cu_rows + segment + 1) - row != 1:
@@ -83,7 +83,7 @@ def decode_split_kernel(
     if low >= high:
         return
     if BOUND == 0:
-        # What rows share the shared kernel attends to.
+        # The shared kernel attends to keys that rows share.
         shared = tl.load(row_keys + segment, mask=has_shared != 0, other=0)
         if low + per_split <= shared:
             return
@@ -153,9 +153,9 @@ def decode_shared_kernel(
     SPLIT_KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Grid (tiles * PARTS, kv_heads, splits): one split for the rows of a tile, which have its keys in the same pages.
+    """Attend in one split for the rows of a tile, which have its keys in the same pages.
 
-    A program takes a PARTS-th of a tile's MEMBERS rows.
+    The grid is (tiles * PARTS, kv_heads, splits). A program takes a PARTS-th of a tile's MEMBERS rows.
     """
     tile, kv_head, split = tl.program_id(0) // PARTS, tl.program_id(1), tl.program_id(2)
     shared = tl.load(tile_keys + tile)
@@ -213,7 +213,7 @@ def decode_join_kernel(
     SPLIT_KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Grid (segments, heads): the splits of a row, weighted by how much of its softmax each holds."""
+    """Join the splits of a row, weighted by their shares of its softmax; grid (segments, heads)."""
     segment, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(cu_rows + segment)
     if tl.load(cu_rows + segment + 1) - row != 1:
@@ -259,7 +259,7 @@ def decode(
     sinks: torch.Tensor | None,
     sizes: BlockSizes,
 ) -> None:
-    """Attend for every segment of one row, into ``out`` [T, heads, head_dim] (contiguous); leave other rows."""
+    """Attend for every segment of one row, into ``out`` [T, heads, head_dim] (contiguous); other rows are unchanged."""
     _, heads, head_dim = q.shape
     segments, kv_heads = len(context), k_pool.shape[2]
     splits = splits_for(most_visible(max_length, window, chunk))
@@ -305,7 +305,7 @@ def _attend_shared(
     softcap: float | None,
     sizes: BlockSizes,
 ) -> None:
-    """Fill in the splits that several rows share; the split kernel leaves them out."""
+    """Compute the splits that several rows share, which the split kernel leaves out."""
     heads, head_dim, kv_heads = q.shape[1], q.shape[2], k_pool.shape[2]
     in_program = min(MEMBERS, sizes.extend_rows // sizes.group)
     parts = MEMBERS // in_program

@@ -19,7 +19,7 @@ from services.worker.kernels.block_sizes import BlockSizes
 from services.worker.kernels.online_softmax import attend_keys, bound_of, first_visible, sunk
 
 
-# Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
+# Nothing is specialised on values that differ from step to step: each variant would be compiled while requests wait.
 @triton.jit(do_not_specialize=["stride_table"])
 def extend_kernel(
     q,
@@ -51,7 +51,7 @@ def extend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (segments, kv_heads, tiles of the longest segment). Segments of one row are the decode kernel's."""
+    """Attend for a tile of a segment of several rows; grid (segments, kv_heads, tiles of the longest segment)."""
     segment, kv_head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(cu_rows + segment)
     rows = tl.load(cu_rows + segment + 1) - first_row
@@ -69,7 +69,7 @@ def extend_kernel(
     query_at = q + batch_row[:, None] * stride_q_row + head[:, None] * stride_q_head + dims[None, :]
     query = tl.load(query_at, mask=is_real, other=0.0)
     position = before + token
-    # Keys that any row of the tile sees: from the first row's window or chunk to the last row itself.
+    # The keys that rows of the tile see: from the first row's window or chunk to the last row itself.
     low = first_visible(before + tile_start, reach, BOUND)
     high = before + tl.minimum(rows, tile_start + BLOCK_M // PADDED_GROUP)
     total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
@@ -114,7 +114,7 @@ def extend(
     sinks: torch.Tensor | None,
     sizes: BlockSizes,
 ) -> None:
-    """Attend for every segment of several rows, into ``out`` [T, heads, head_dim] (contiguous); leave other rows."""
+    """Attend for every segment of several rows, into ``out`` [T, heads, head_dim] (contiguous), not for other rows."""
     _, heads, head_dim = q.shape
     segments, kv_heads = len(context), k_pool.shape[2]
     tiles = triton.cdiv(max_rows, sizes.extend_rows // sizes.group)

@@ -17,7 +17,7 @@ from shared.errors import InvariantViolated
 
 @triton.jit
 def write_heads(pool, first, target, source, is_head, is_real, HEAD_DIM: tl.constexpr):
-    """Put heads at ``source`` [M, N] to ``target`` [M, N] of a pool, where those heads begin at ``first`` [M, 1]."""
+    """Write heads at ``source`` [M, N] to ``target`` [M, N] of a pool, where those heads begin at ``first`` [M, 1]."""
     values = tl.load(source, mask=is_real, other=0.0)
     if pool.dtype.element_ty == tl.uint8:
         wide = values.to(tl.float32)
@@ -44,7 +44,7 @@ def kv_write_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid (rows,)."""
+    """Write the K and V of one row; grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -62,9 +62,10 @@ def kv_write_kernel(
 
 
 def kv_write(k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor) -> None:
-    """Put row i of k and v [T, kv_heads, head_dim] into slot ``slots[i]`` (int64 [T], page * page_size + offset) of
-    k_pool and v_pool [pages, page_size, kv_heads, head_dim], or of bytes, head_bytes, where they are rounded. A
-    negative slot (padding) is written nowhere.
+    """Write row i of k and v [T, kv_heads, head_dim] into slot ``slots[i]`` of k_pool and v_pool.
+
+    Slots are int64 [T], page * page_size + offset. Pools are [pages, page_size, kv_heads, head_dim], or of bytes,
+    head_bytes, where they are rounded. A row with a negative slot (padding) is not written.
 
     Raises InvariantViolated for shapes or strides that do not belong together.
     """

@@ -24,7 +24,7 @@ from services.worker.engine.visibility import most_visible
 from services.worker.kernels.block_sizes import LatentSizes, latent_sizes
 from services.worker.kernels.decode import decode_join_kernel, keys_per_split
 from services.worker.kernels.layer_checks import check_layer
-from services.worker.kernels.online_softmax import bound_of, first_visible, sunk
+from services.worker.kernels.online_softmax import bound_of, first_visible, sunk, weigh
 from shared.errors import InvariantViolated
 
 
@@ -63,20 +63,12 @@ def attend_latents(
     # "ieee" keeps fp32 exact; on 16-bit types it changes nothing.
     scores = tl.dot(query, tl.trans(latent), input_precision="ieee")
     scores = tl.dot(turned, tl.trans(shared), scores, input_precision="ieee") * scaling
-    if HAS_SOFTCAP:
-        # tanh(x) = 2 sigmoid(2 x) - 1
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-    scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(scores, 1))
-    # A row that has seen no key yet has maximum -inf, and -inf - -inf is no number.
-    base = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores - base[:, None])
-    decay = tl.exp2(row_max - base)
+    weights, decay, new_max = weigh(scores, row_max, visible, softcap, HAS_SOFTCAP)
     total = total * decay[:, None] + tl.dot(weights.to(latent.dtype), latent, input_precision="ieee")
     return total, new_max, row_sum * decay + tl.sum(weights, 1)
 
 
-# Nothing is specialised on what differs from step to step: each variant would be compiled while requests wait.
+# Nothing is specialised on values that differ from step to step: each variant would be compiled while requests wait.
 @triton.jit(do_not_specialize=["stride_table"])
 def latent_attention_kernel(
     q,
@@ -113,7 +105,10 @@ def latent_attention_kernel(
     SPLIT_KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Grid (segments, tiles of the longest segment, splits). With IS_DECODE segments of one row, else all others."""
+    """Attend for a tile; grid (segments, tiles of the longest segment, splits).
+
+    With IS_DECODE it takes segments of one row, else all others.
+    """
     segment, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(cu_rows + segment)
     rows = tl.load(cu_rows + segment + 1) - first_row
@@ -129,7 +124,7 @@ def latent_attention_kernel(
         if low >= high:
             return
     else:
-        # Keys that any row of the tile sees: from the first token's window or chunk to the last token itself.
+        # The keys that rows of the tile see: from the first token's window or chunk to the last token itself.
         low = first_visible(before + first_token, reach, BOUND)
         high = before + tl.minimum(rows, (tile * BLOCK_M + BLOCK_M - 1) // PADDED_HEADS + 1)
     member = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -184,12 +179,12 @@ def latent_attention(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention output ``[T, heads, rank]``, contiguous, of q's dtype (fp32, bf16 or fp16).
+    """Return the attention output ``[T, heads, rank]``, contiguous, of q's dtype (fp32, bf16 or fp16).
 
-    q [T, heads, rank + rope], any strides but for the last, which is 1: queries that have taken in the expansion of
-    keys. pool [pages, page_size, 1, rank + rope] holds the step's own latents already. The rest is as in
-    ``services.worker.kernels.paged_attention``, but for keys that rows share, which each row reads by itself.
-    Raises InvariantViolated for shapes that do not belong together.
+    q [T, heads, rank + rope], any strides but for the last, which is 1: queries that include the expansion of keys.
+    pool [pages, page_size, 1, rank + rope] holds the step's own latents already. The rest is as in
+    ``services.worker.kernels.paged_attention``, except that each row reads shared keys by itself. Raises
+    InvariantViolated for shapes that do not belong together.
     """
     check_latents(q, pool, rank, window, chunk, sinks)
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
@@ -217,7 +212,7 @@ def _launch(
     *,
     is_decode: bool,
 ) -> None:
-    """Attend for the segments of one row, or for all others, into ``out``; leave other rows."""
+    """Attend for the segments of one row, or for all others, into ``out``; other rows are unchanged."""
     scaling, window, softcap, chunk, sinks = layer
     segments, heads, rank = len(paged.context), q.shape[1], out.shape[2]
     splits = splits_for(most_visible(paged.max_length, window, chunk)) if is_decode else 1

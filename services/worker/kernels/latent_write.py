@@ -16,7 +16,7 @@ from shared.errors import InvariantViolated
 
 @triton.jit
 def latent_write_kernel(rows, pool, slots, stride_row, stride_slot, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows,)."""
+    """Write the latents of one row; grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -27,8 +27,9 @@ def latent_write_kernel(rows, pool, slots, stride_row, stride_slot, WIDTH: tl.co
 
 
 def latent_write(rows: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
-    """Put row i of ``rows`` [T, 1, width] into slot ``slots[i]`` (int64 [T], page * page_size + offset) of ``pool``
-    [pages, page_size, 1, width]. A negative slot (padding) is written nowhere.
+    """Write row i of ``rows`` [T, 1, width] into slot ``slots[i]`` of ``pool`` [pages, page_size, 1, width].
+
+    Slots are int64 [T], page * page_size + offset. A row with a negative slot (padding) is not written.
 
     Raises InvariantViolated for shapes or strides that do not belong together.
     """

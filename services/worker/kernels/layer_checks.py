@@ -1,4 +1,4 @@
-"""What a layer may ask of any attention kernel."""
+"""Limits of a layer's settings that hold for every attention kernel."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def check_layer(heads: int, window: int | None, chunk: int | None, sinks: torch.
     if chunk is not None and chunk < 1:
         raise InvariantViolated(f"a layer cannot attend in chunks of {chunk}")
     if sinks is not None and (sinks.shape != (heads,) or not sinks.is_contiguous()):
-        raise InvariantViolated(f"sinks {tuple(sinks.shape)} are not one of each of {heads} heads")
+        raise InvariantViolated(f"sinks {tuple(sinks.shape)} are not one for each of {heads} heads")

@@ -1,11 +1,11 @@
-"""Copy pages between pinned host memory and the device pool, changing their layout on the way (Strata section 4.2).
+"""Copy pages between pinned host memory and the device pool, changing their layout in the copy (Strata section 4.2).
 
-A program is 1,024 threads and takes a tile of rows at a time, then the next that no other program takes (grid
-stride). Each thread moves 16 bytes per access. The bytes in flight decide the bandwidth of a link with long latency
-(Little's law, Strata section 3.1), so they never run out: tiles arrive in shared memory by asynchronous copies, and
-while one is written on, the next ones, as many as fit, and their page numbers are on their way. Reads bypass the
-first-level cache and writes are marked for early eviction: nothing here is read twice, and what the model's kernels
-have in cache should stay there.
+A program is 1,024 threads and takes a tile of rows at a time, then the next that no other program takes (grid stride).
+Each thread moves 16 bytes per access. The bytes in flight decide the bandwidth of a link with long latency (Little's
+law, Strata section 3.1), so they never run out: tiles arrive in shared memory by asynchronous copies, and while one is
+written on, the next ones, as many as fit, and their page numbers are in flight. Reads bypass the first-level cache and
+writes are marked for early eviction: nothing here is read twice, and the cached data of the model's kernels should stay
+there.
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -30,13 +30,13 @@ TILE_WORDS = 16_384
 """32-bit words of one tile: 64 KiB, four 16-byte accesses per thread."""
 
 MOST_AHEAD = 3
-"""Tiles on their way at a time. Those of an H100 fill 192 KiB of its 227 KiB; two programs keep 384 KiB in flight."""
+"""Tiles in flight at a time. Those of an H100 fill 192 KiB of its 227 KiB; two programs keep 384 KiB in flight."""
 
 MOST_ROWS_AHEAD = 512
-"""Rows of a tile whose page numbers have room beside it; tiles of shorter rows, under 128 bytes, come one by one."""
+"""Rows of a tile whose page numbers have room beside it; tiles with more, of rows under 128 bytes, come one by one."""
 
 ALIGNMENT_BYTES = 1024
-"""Of a buffer in shared memory, at most."""
+"""Largest alignment of a buffer in shared memory, in bytes."""
 
 MAX_PROGRAMS = 32
 
@@ -45,16 +45,23 @@ class Layout(Protocol):
     """Byte strides; see ``services.worker.kv.page_memory.PageLayout``."""
 
     @property
-    def half_bytes(self) -> int: ...
+    def half_bytes(self) -> int:
+        """Bytes of the K, or the V, of one page and layer."""
+
     @property
-    def page_stride(self) -> int: ...
+    def page_stride(self) -> int:
+        """Bytes from one page to the next."""
+
     @property
-    def layer_stride(self) -> int: ...
+    def layer_stride(self) -> int:
+        """Bytes from one layer to the next."""
+
     @property
-    def half_stride(self) -> int: ...
+    def half_stride(self) -> int:
+        """Bytes from the K of a page and layer to its V."""
 
 
-# Nothing is specialised on numbers that differ from load to load: each variant would be compiled while one waits.
+# Nothing is specialised on numbers that differ from load to load: each variant would be compiled while a load waits.
 @triton.jit(
     do_not_specialize=["count", "first_layer", "layers"],
     do_not_specialize_on_alignment=["source_pages", "target_pages"],
@@ -78,7 +85,7 @@ def copy_pages_kernel(
     BLOCK_WORDS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (programs,). Strides and sizes are in words of the tensors' type; rows are ordered layer, page, half."""
+    """Copy tiles; grid (programs,). Strides and sizes are in the tensors' words; rows are ordered layer, page, half."""
     columns: tl.constexpr = (ROW_WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS
     rows = layers * count * 2
     tiles = tl.cdiv(rows, BLOCK_ROWS) * columns
@@ -101,7 +108,7 @@ def copy_pages_kernel(
 
 
 def tile_shape(row_words: int) -> tuple[int, int]:
-    """(rows, words) of a tile: together ``TILE_WORDS``, and no wider than a row, padded."""
+    """Return (rows, words) of a tile: together ``TILE_WORDS``, and no wider than a row, padded."""
     words = min(next_power_of_two(row_words), TILE_WORDS)
     return TILE_WORDS // words, words
 
@@ -110,14 +117,14 @@ def stages(shared_bytes: int, block_rows: int) -> int:
     """Return what Triton calls stages, one more than the tiles in flight, for a program with so much shared memory."""
     if block_rows > MOST_ROWS_AHEAD:
         return 1
-    # Page numbers of source and target are on their way with the tiles.
+    # Page numbers of source and target are in flight with the tiles.
     ahead = shared_bytes // (4 * TILE_WORDS + 2 * 4 * block_rows + ALIGNMENT_BYTES)
     return 1 + max(0, min(MOST_AHEAD, ahead))
 
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """Return what one program may have on ``device``; 0 where kernels are interpreted, or torch does not say."""
+    """Return a program's shared memory on ``device``, in bytes; 0 for the interpreter, or where torch has no figure."""
     if device.type != "cuda":
         return 0
     properties: Any = torch.cuda.get_device_properties(device)

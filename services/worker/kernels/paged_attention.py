@@ -26,15 +26,14 @@ def paged_attention(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention output ``[T, heads, head_dim]``, contiguous, of q's dtype (fp32, bf16 or fp16).
+    """Return the attention output ``[T, heads, head_dim]``, contiguous, of q's dtype (fp32, bf16 or fp16).
 
     q [T, heads, head_dim], any strides but for the last, which is 1; k_pool and v_pool [pages, page_size, kv_heads,
     head_dim], or of bytes, head_bytes, where they are rounded, alike in strides, which hold the step's own K and V
-    already. Row i of a segment stands at position ``context + i`` and sees keys ``j <= position``, with a window only
-    ``j > position - window``, with a chunk only those of its own; with a softcap c, scores s become ``c * tanh(s /
-    c)``. sinks [heads], of any dtype, are one more score of each head, whose value is zero. Nothing here waits for the
-    device.
-    Raises InvariantViolated for shapes that do not belong together.
+    already. Row i of a segment is at position ``context + i`` and sees keys ``j <= position``, with a window only ``j >
+    position - window``, with a chunk only those of its own; with a softcap c, scores s become ``c * tanh(s / c)``.
+    sinks [heads], of any dtype, are one more score of each head, whose value is zero. Nothing here waits for the
+    device. Raises InvariantViolated for shapes that do not belong together.
     """
     check_attention(q, k_pool, v_pool, window, chunk, sinks)
     heads, head_dim = q.shape[1:]

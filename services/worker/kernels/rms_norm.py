@@ -28,7 +28,7 @@ def add_rms_norm_kernel(
     HAS_DELTA: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (rows,). Rounds where the models do: after the addition, the normalisation and the weight."""
+    """Add and norm one row, rounding after addition, normalisation and weight, as models do; grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_real = columns < width
@@ -48,11 +48,10 @@ def add_rms_norm_kernel(
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> None:
-    """Add ``delta`` to ``x`` [T, width] in place, where there is one, and put ``weight`` times the normed sum into
-    ``out`` [T, width].
+    """Add ``delta`` to ``x`` [T, width] in place, and write ``weight`` times the normed sum to ``out`` [T, width].
 
-    Statistics are in fp32, as in Hugging Face's modules. All contiguous and alike in dtype. Raises InvariantViolated
-    for what does not belong together.
+    ``delta`` may be None: then nothing is added. Statistics are in fp32, as in Hugging Face's modules. All contiguous
+    and alike in dtype. Raises InvariantViolated for shapes, dtypes or strides that do not belong together.
     """
     rows, width = x.shape
     given = [each for each in (x, delta, out) if each is not None]
@@ -70,5 +69,5 @@ def add_rms_norm(
 
 
 def norm_warps(block: int) -> int:
-    """Warps for a row of ``block`` numbers: 16 numbers a thread, as long as there are threads."""
+    """Return the warps for a row of ``block`` numbers: 16 numbers a thread, in 1 to 16 warps."""
     return max(1, min(16, block // 512))

@@ -1,6 +1,6 @@
 """Rotate a step's queries and keys, and write its keys and values to their slots of the pool, in one launch.
 
-Models that norm queries and keys by head (Qwen 3) have it done on the way.
+For models that norm queries and keys by head (Qwen 3), that is done in the same launch.
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -20,7 +20,7 @@ from shared.errors import InvariantViolated
 
 @triton.jit
 def normed_halves(low, high, weight, dims, in_half, eps, HALF: tl.constexpr):
-    """RMSNorm of heads whose halves are ``low`` and ``high``, fp32 [M, BLOCK_HALF], rounded where the models do."""
+    """Return the RMSNorm of heads in halves ``low`` and ``high``, fp32 [M, BLOCK_HALF], rounded as in the models."""
     dtype = weight.dtype.element_ty
     scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
     low_factor = tl.load(weight + dims, mask=in_half, other=0.0).to(tl.float32)[None, :]
@@ -32,13 +32,13 @@ def normed_halves(low, high, weight, dims, in_half, eps, HALF: tl.constexpr):
 
 @triton.jit
 def rotated(one, other, cos, sin, dtype: tl.constexpr):
-    """``one * cos + other * sin``, each product and the sum rounded to ``dtype``."""
+    """Return ``one * cos + other * sin``, each product and the sum rounded to ``dtype``."""
     return ((one * cos).to(dtype).to(tl.float32) + (other * sin).to(dtype).to(tl.float32)).to(dtype)
 
 
 @triton.jit
 def write_halves(pool, into, low, high, is_written, is_kept, dims, HALF: tl.constexpr):
-    """Put a head [1, N] in two halves to ``into`` [1, N] of a pool, masked values zero or not written."""
+    """Write a head [1, N] in two halves to ``into`` [1, N] of a pool; masked values are zero or not written."""
     if pool.dtype.element_ty == tl.uint8:
         low, high = tl.where(is_written, low.to(tl.float32), 0.0), tl.where(is_written, high.to(tl.float32), 0.0)
         one, low_is_finite = scale_of(low)
@@ -54,7 +54,7 @@ def write_halves(pool, into, low, high, is_written, is_kept, dims, HALF: tl.cons
         tl.store(pool + into + HALF, high, mask=is_written)
 
 
-# Tables of a step lie where there was room for them: nothing may be compiled anew for that.
+# The addresses of a step's tables vary: nothing may be compiled again for that.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def rope_write_kernel(
     qkv,
@@ -78,7 +78,7 @@ def rope_write_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """Grid (rows, kv_heads): a KV head and the query heads that share it."""
+    """Rotate and write a KV head and the query heads that share it; grid (rows, kv_heads)."""
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, BLOCK_HALF)
     in_half = dims < HALF
@@ -129,14 +129,16 @@ def rope_write(
     heads: tuple[int, int],
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,
 ) -> None:
-    """Rotate queries and keys in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim] in place by the angles of
-    ``positions`` (int64 [T]), whose rows of ``cosines`` and ``sines`` [positions, head_dim / 2] hold.
+    """Rotate queries and keys in ``qkv`` in place by the angles of ``positions``.
+
+    ``qkv`` is [T, (query_heads + 2 kv_heads) * head_dim]; ``positions`` (int64 [T]) are row numbers of ``cosines`` and
+    ``sines`` [positions, head_dim / 2].
 
     ``heads`` are (query_heads, kv_heads). ``pool``, if there is one, is (K, V, slots): rotated keys and values also go
-    to ``slots`` (int64 [T], negative for padding, which is written nowhere) of K and V [pages, page_size, kv_heads,
+    to ``slots`` (int64 [T], negative for padding, which is not written) of K and V [pages, page_size, kv_heads,
     head_dim], or of bytes, head_bytes, where they are rounded. ``norms`` are weights [head_dim] for queries and keys,
-    and epsilon; they are applied first. Rounds where Hugging Face's modules do. Raises InvariantViolated for what does
-    not belong together.
+    and epsilon; they are applied first. Rounds where Hugging Face's modules do. Raises InvariantViolated for shapes,
+    dtypes or strides that do not belong together.
     """
     query_heads, kv_heads = heads
     half = cosines.shape[1]
@@ -163,7 +165,7 @@ def rope_write(
 
 
 def rope_warps(group: int, half: int) -> int:
-    """Warps for the query heads of a KV head: 8 numbers a thread and half of a head."""
+    """Return the warps for the query heads of a KV head: 8 numbers a thread and half of a head, in 1 to 8 warps."""
     return max(1, min(8, next_power_of_two(group) * next_power_of_two(half) // 256))
 
 

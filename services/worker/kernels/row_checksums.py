@@ -2,10 +2,10 @@
 
 XXH3 reads blocks of 16 stripes of 64 bytes into eight 64-bit accumulators. Within a block it only adds, in any order;
 between blocks it scrambles. So one kernel sums every block of every row, as parallel as a copy, and a second one walks
-the few sums of each row in order, which are a sixteenth of the bytes, and compares the result with what is expected.
+the few sums of each row in order, which are a sixteenth of the bytes, and compares the result with the expected one.
 
-Rows are more than 240 bytes, which take other branches of XXH3 below, and K and V whole words of 8 bytes each: see
-``can_check``. Arithmetic is modulo 2^64: additions may be signed, shifts and products are not.
+Rows are longer than 240 bytes (XXH3 takes other branches for shorter ones), and K and V are whole words of 8 bytes
+each: see ``can_check``. Arithmetic is modulo 2^64: additions may be signed, shifts and products are not.
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -50,14 +50,12 @@ _START = (
     0x00000000C2B2AE3D, 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
     0x85EBCA77C2B2AE63, 0x0000000085EBCA77, 0x27D4EB2F165667C5, 0x000000009E3779B1,
 )  # fmt: skip
-"""What the accumulators begin with."""
+"""First values of the accumulators."""
 
 
 @triton.jit
 def _secret_at(constants, word, seed, BYTE: tl.constexpr):
-    """Return the seeded secret's 8 bytes that begin ``BYTE`` bytes behind ``word``; ``BYTE`` is 0 or more and below
-    8.
-    """
+    """Return the seeded secret's 8 bytes that begin ``BYTE`` (0 to 7) bytes behind ``word``."""
     seed = tl.where(word % 2 == 0, seed, 0 - seed)
     low = (tl.load(constants + word) + seed).to(tl.uint64, bitcast=True)
     if BYTE == 0:
@@ -67,7 +65,7 @@ def _secret_at(constants, word, seed, BYTE: tl.constexpr):
         return (low >> (8 * BYTE)) | (high << (64 - 8 * BYTE))
 
 
-# Nothing is specialised on numbers that differ from load to load: each variant would be compiled while one waits.
+# Nothing is specialised on numbers that differ from load to load: each variant would be compiled while a load waits.
 @triton.jit(do_not_specialize=["count", "layer"], do_not_specialize_on_alignment=["pages", "seeds"])
 def block_sums_kernel(
     pool,
@@ -85,8 +83,10 @@ def block_sums_kernel(
     LAST_STRIPES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid (programs,). Strides and sizes are in words of 8 bytes; ``sums`` is [count, BLOCKS, 8]. The last block of a
-    row has ``LAST_STRIPES`` stripes, and the row's last stripe is left to ``join_sums_kernel``.
+    """Sum the blocks of rows; grid (programs,).
+
+    Strides and sizes are in words of 8 bytes; ``sums`` is [count, BLOCKS, 8]. The last block of a row has
+    ``LAST_STRIPES`` stripes, and the row's last stripe is left to ``join_sums_kernel``.
     """
     lane = tl.arange(0, 8)[None, :]
     blocks = count * BLOCKS
@@ -135,7 +135,7 @@ def join_sums_kernel(
     BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid (programs,). ``wrong`` uint8 [count]: 1 where the row's checksum is not the ``expected``."""
+    """Finish the rows' checksums; grid (programs,). ``wrong`` uint8 [count]: 1 where one is not the ``expected``."""
     length_term: tl.constexpr = (HALF_WORDS * 16 * 0x9E3779B185EBCA87) % 2**64
     lane = tl.arange(0, 8)[None, :]
     start = tl.load(constants + 24 + lane).to(tl.uint64, bitcast=True)
@@ -170,25 +170,25 @@ def join_sums_kernel(
 
 
 def can_check(half_bytes: int) -> bool:
-    """Whether the kernels know checksums of rows of K and V of ``half_bytes`` each."""
+    """Return whether the kernels can check rows of K and V of ``half_bytes`` each."""
     return half_bytes % WORD_BYTES == 0 and 2 * half_bytes >= MIN_ROW_BYTES
 
 
 def row_blocks(half_bytes: int) -> tuple[int, int]:
-    """Blocks of a row, and stripes of the last of them, which is never a whole one."""
+    """Return the blocks of a row, and the stripes of the last of them, which is never a whole one."""
     behind = 2 * half_bytes - 1
     return behind // BLOCK_BYTES + 1, behind % BLOCK_BYTES // STRIPE_BYTES
 
 
 def constants_on(device: torch.device) -> torch.Tensor:
-    """Return what the kernels take as ``constants``: int64 [32], the secret and the start of the accumulators."""
+    """Return the kernels' ``constants``, int64 [32]: the secret and the first values of the accumulators."""
     words = [int.from_bytes(_SECRET[at : at + 8], "little") for at in range(0, len(_SECRET), 8)]
     signed = [word - 2**64 if word >= 2**63 else word for word in (*words, *_START)]
     return torch.tensor(signed, dtype=torch.int64, device=device)
 
 
 def sums_for(half_bytes: int, rows: int, device: torch.device) -> torch.Tensor:
-    """Room for the block sums of ``rows`` rows, int64 [rows, blocks, 8]."""
+    """Return room for the block sums of ``rows`` rows, int64 [rows, blocks, 8]."""
     return torch.empty((rows, row_blocks(half_bytes)[0], 8), dtype=torch.int64, device=device)
 
 
@@ -204,10 +204,11 @@ def check_rows(
     constants: torch.Tensor,
     sums: torch.Tensor,
 ) -> None:
-    """Write to ``wrong`` (uint8 [count]) whether ``layer`` of each of ``pages`` of ``pool`` lacks its checksum.
+    """Write to ``wrong`` whether ``layer`` of each of ``pages`` of ``pool`` has another checksum than expected.
 
-    ``pool`` is flat uint8 on the device, ``pages`` int32 [count]; ``seeds`` and ``expected`` are int64 [count], bit for
-    bit the unsigned numbers. ``constants`` and ``sums`` are of the functions above. Launched on the current stream.
+    ``wrong`` is uint8 [count]. ``pool`` is flat uint8 on the device, ``pages`` int32 [count]; ``seeds`` and
+    ``expected`` are int64 [count], bit for bit the unsigned numbers. ``constants`` and ``sums`` are of the functions
+    above. Launched on the current stream.
     """
     count, half = len(pages), layout.half_bytes
     assert can_check(half)

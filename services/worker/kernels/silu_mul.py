@@ -17,7 +17,7 @@ BLOCK_COLUMNS = 1024
 
 @triton.jit
 def silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
-    """Grid (rows, blocks of columns). Rounds after SiLU and after the product, as the models do."""
+    """Compute a block of a row, rounding after SiLU and the product, as models do; grid (rows, blocks of columns)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_real = columns < width
@@ -29,13 +29,13 @@ def silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` [T, width] of ``gate_up`` [T, 2 * width], contiguous, gates first.
+    """Return ``silu(gate) * up`` [T, width] of ``gate_up`` [T, 2 * width], contiguous, gates first.
 
     Raises InvariantViolated for rows that are not two halves.
     """
     rows, both = gate_up.shape
     if both % 2 or not gate_up.is_contiguous():
-        raise InvariantViolated(f"rows {tuple(gate_up.shape)} are not gates and what they gate")
+        raise InvariantViolated(f"rows {tuple(gate_up.shape)} are not pairs of gate and up projections")
     width = both // 2
     out = gate_up.new_empty(rows, width)
     if rows:

@@ -1,9 +1,9 @@
 """The worker's device pool: all KV that attention can read, layer-first.
 
-Its bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` in one allocation, so that one handle is
-enough for another process to map it: a shared segment on a machine without a GPU, one CUDA allocation exported
-by CUDA IPC on a GPU. Which page belongs to whom is the scheduler's business; the pool only holds bytes, and what
-of them is whose a plane map says (:mod:`services.worker.kv.planes`).
+Its bytes are ``[layers, 2, pages, page_size, kv_heads, head_dim]`` in one allocation, so that one handle is enough for
+another process to map it: a shared segment on a machine without a GPU, one CUDA allocation exported by CUDA IPC on a
+GPU. The scheduler assigns pages to requests; the pool only holds bytes, and a plane map says which layer owns which of
+them (:mod:`services.worker.kv.planes`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def kept_as(geometry: KvGeometry) -> tuple[torch.dtype, int]:
-    """Return the type in which pools hold K and V, and how many of them a head of a token takes."""
+    """Return the type in which pools hold K and V, and the number of such values for one head of a token."""
     if geometry.is_rounded:
         return torch.uint8, geometry.head_bytes
     return TORCH_DTYPES[geometry.dtype], geometry.head_dim
@@ -43,9 +43,10 @@ class DevicePool:
         is_exported: bool = True,
         planes: PlaneMap | None = None,
     ) -> None:
-        """``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU. What is not
-        exported, because CUDA cannot do it here, has a handle that cannot be mapped. ``planes`` is a map of this
-        geometry, the identity by default.
+        """Prepare; ``storage`` is uint8 ``[pages * page_bytes]``; ``segment`` is the shared memory under it, on CPU.
+
+        A pool that is not exported, because CUDA cannot do it here, has a handle that cannot be mapped. ``planes`` is a
+        map of this geometry, the identity by default.
         """
         self.geometry = geometry
         self.planes = identity_map(geometry) if planes is None else planes
@@ -91,21 +92,25 @@ class DevicePool:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """All KV, ``[layers, 2, pages, page_size, kv_heads, head_dim]``; index 1 is 0 for K and 1 for V. Rounded KV
-        is uint8, ``head_bytes`` in the place of ``head_dim`` (:mod:`services.worker.kv.float8`).
+        """All KV, ``[layers, 2, pages, page_size, kv_heads, head_dim]``; index 1 is 0 for K and 1 for V.
+
+        Rounded KV is uint8, ``head_bytes`` in the place of ``head_dim`` (:mod:`services.worker.kv.float8`). Raises
+        InvariantViolated once the pool is closed.
         """
         if self._tensor is None:
             raise InvariantViolated("the device pool is closed")
         return self._tensor
 
     def k(self, layer: int) -> torch.Tensor:
-        """K of one layer, ``[pages, page_size, kv_heads, head_dim]``; under a map that is not the identity of the part
-        of that number, whose rows need not be adjacent. Latents are their own K and V. Rounded as in :attr:`tensor`.
+        """Return K of one layer, ``[pages, page_size, kv_heads, head_dim]``, a view.
+
+        Under a map that is not the identity ``layer`` is the number of a part, whose rows need not be adjacent. Latents
+        are their own K and V. Rounded KV is as in :attr:`tensor`.
         """
         return self._halves[layer][0]
 
     def v(self, layer: int) -> torch.Tensor:
-        """V of one layer or part, likewise."""
+        """Return V of one layer or part, as :meth:`k` does."""
         return self._halves[layer][1]
 
     def states(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
@@ -118,7 +123,7 @@ class DevicePool:
         return found[:, : kept.nbytes].contiguous()
 
     def put_states(self, layer: int, pages: torch.Tensor, states: torch.Tensor) -> None:
-        """Have ``pages`` (int64 [R], each once) hold ``states`` (uint8 [R, nbytes]) of one layer.
+        """Write ``states`` (uint8 [R, nbytes]) of one layer into ``pages`` (int64 [R], each once).
 
         Raises InvariantViolated for a layer that keeps no state.
         """
@@ -129,8 +134,15 @@ class DevicePool:
             plane[:, : part.shape[1]].index_copy_(0, pages, part)
 
     def rows(self, layer: int, half: int, slots: torch.Tensor) -> torch.Tensor:
-        """K (half 0) or V (1) of one layer in these ``slots`` (int64 [T]): [T, kv_heads * head_dim], a copy."""
+        """Return K (half 0) or V (1) of one layer in these ``slots`` (int64 [T]): [T, kv_heads * head_dim], a copy."""
         return self._halves[layer][half].flatten(0, 1).flatten(1).index_select(0, slots)
+
+    def put_kv(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Write K and V ``[2, kv_heads, n, head_dim]`` of one layer into these ``slots`` (int64 [n], each once).
+
+        For a map that is the identity, and KV that is not rounded.
+        """
+        self.tensor[layer].flatten(1, 2).index_copy_(1, slots, kv.transpose(1, 2))
 
     def _state_planes(self, layer: int) -> tuple[torch.Tensor, StateKept]:
         """Return the planes of a state, uint8 ``[planes, pages, half_bytes]``."""
@@ -157,9 +169,10 @@ class DevicePool:
         return PageMemory(layout, tensor=self._storage)
 
     def handle(self) -> PoolHandle:
-        """How another process maps this pool. On CUDA every call exports anew: make one for each consumer.
+        """Return a handle by which another process maps this pool.
 
-        Raises TransportError where CUDA does not export it.
+        On CUDA every call exports the pool again: make one for each consumer. Raises TransportError where CUDA does not
+        export it.
         """
         if self._storage is None:
             raise InvariantViolated("the device pool is closed")
@@ -180,7 +193,7 @@ class DevicePool:
         )
 
     def close(self) -> None:
-        """Give the memory back; idempotent. Views that others still hold keep the mapping, not the name."""
+        """Release the memory; idempotent. Views that others still hold keep the mapping, not the name."""
         self._tensor = self._storage = None
         self._halves = []
         if self._segment is not None:

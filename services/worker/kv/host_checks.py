@@ -1,7 +1,7 @@
-"""Checks rows of host pages in host memory, in several threads: one thread hashes far less than a link carries.
+"""Checks of rows of host pages in host memory, in several threads: one thread hashes far less than a link carries.
 
 With a C compiler the threads run C code without the interpreter lock. Without one there is one thread, because xxhash
-lets go of that lock for a megabyte but not for rows of 64 KiB. Rows whose halves are neighbours, as in host pools, are
+releases that lock for a megabyte but not for rows of 64 KiB. Rows whose halves are adjacent, as in host pools, are
 hashed where they are.
 """
 
@@ -20,14 +20,14 @@ from services.worker.kv.row_checks import RowChecks
 from services.worker.native.page_rows import can_hash, native_rows
 
 MOST_THREADS = 4
-"""Threads of a worker that hash at a time: the others of the machine's cores are the model's and the storage's."""
+"""Most threads of a worker that hash at a time: the machine's other cores are for the model and the storage."""
 
 PART_BYTES = 2**20
-"""Bytes that are worth a thread: it hashes them in 0.1 to 0.2 ms."""
+"""Fewest bytes for which a thread is used: it hashes them in 0.1 to 0.2 ms."""
 
 
 def failed_rows(source: PageMemory, layers: range, pages: PageNumbers, checks: RowChecks) -> Bools:
-    """Which ``pages`` fail their checks where they are, bool [pages]."""
+    """Check ``pages`` where they are; return those that failed, bool [pages]."""
     page_bytes = 2 * source.layout.half_bytes * len(layers)
     return _in_parts(lambda part: _failed(source, layers, pages[part], checks.part(part)), len(pages), page_bytes)
 
@@ -35,8 +35,9 @@ def failed_rows(source: PageMemory, layers: range, pages: PageNumbers, checks: R
 def gather_checked(
     source: PageMemory, staging: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None
 ) -> Bools:
-    """Copy ``layer`` of ``pages`` to the first rows of ``staging``, whose layers are one and the same, and check the
-    copies; what was checked is what is there. Which are good, bool [pages].
+    """Copy ``layer`` of ``pages`` to the first rows of ``staging``, a memory of one layer, and check the copies.
+
+    The bytes that are checked are those that are used. Return which pages are good, bool [pages].
     """
     assert staging.layout.layer_stride == 0
     native, count, half = native_rows(), len(pages), source.layout.half_bytes
@@ -55,7 +56,7 @@ def gather_checked(
 
 
 def _failed(source: PageMemory, layers: range, pages: PageNumbers, checks: RowChecks) -> Bools:
-    """In this thread."""
+    """Check pages in this thread; return those that failed, bool [pages]."""
     native = native_rows()
     if native is not None and can_hash(source.layout.half_bytes):
         return native.move_checked(source, None, layers, pages, pages, checks)
@@ -68,7 +69,7 @@ def _failed(source: PageMemory, layers: range, pages: PageNumbers, checks: RowCh
 
 
 def _in_parts(check: Callable[[slice], Bools], count: int, page_bytes: int) -> Bools:
-    """``check`` of all of ``count`` pages, divided among the threads where the C code leaves the lock to others."""
+    """Run ``check`` over ``count`` pages, divided among the threads where the C code releases the interpreter lock."""
     parts = min(thread_count() if native_rows() is not None else 1, max(1, count * page_bytes // PART_BYTES))
     if parts < 2:
         return check(slice(0, count))
@@ -78,7 +79,7 @@ def _in_parts(check: Callable[[slice], Bools], count: int, page_bytes: int) -> B
 
 
 def thread_count() -> int:
-    """How many threads check: half of the cores that this process may use, at most ``MOST_THREADS``."""
+    """Return how many threads check: half of the cores that this process may use, at most ``MOST_THREADS``."""
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 

@@ -19,7 +19,7 @@ class HostPools(MappedPools):
         pins: Pins | None = None,
         retire: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """``retire`` runs what unpins a detached pool behind whatever still reads it."""
+        """Prepare; ``retire`` runs the unpinning of a detached pool after all that still reads it."""
 
         def fault(handle: PoolHandle) -> str:
             if handle.geometry == geometry:

@@ -34,28 +34,28 @@ class HostStores:
         on_thread: Callable[[], None] | None = None,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``mover`` is this thread's alone. ``on_thread`` is called on the thread first."""
+        """Start the thread; ``mover`` is used by it alone. ``on_thread`` is called on the thread first."""
         self._mover = mover
         self._device_pages = device_pages
         self._clock_s = clock_s
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="stores", initializer=on_thread)
 
     def begin(self, pools: HostPools, call: StorePages) -> Future[PagesStored]:
-        """Copy what ``call`` asks for, behind what was asked for before. The future has an answer and never raises."""
+        """Copy the pages of ``call``, behind earlier calls. The future has an answer and never raises."""
         return self._threads.submit(self._store, pools, call)
 
     def behind(self, work: Callable[[], None]) -> None:
-        """Do ``work`` behind the copies so far, on their thread."""
+        """Run ``work`` on the copying thread, behind the copies so far."""
         self._threads.submit(work)
 
     def close(self) -> None:
-        """Finish what was asked for; nothing is begun any more."""
+        """Finish the calls so far; no more are begun."""
         self._threads.shutdown(wait=True)
 
     def _store(self, pools: HostPools, call: StorePages) -> PagesStored:
         device, host = _numbers(call.device_pages), _numbers(call.host_pages)
         try:
-            # Found here and not before: a pool that is detached is let go of on this thread, behind earlier copies.
+            # Looked up on this thread, because it also releases detached pools, behind earlier copies.
             pool = pools.find(call.storage_id)
             memory = pool.memory()
         except TransportError as error:
@@ -74,7 +74,7 @@ class HostStores:
         return PagesStored(seconds=self._clock_s() - began_s)
 
     def _fault(self, pool: str, pages: int, call: StorePages, device: PageNumbers, host: PageNumbers) -> str:
-        """Why nothing can be copied, or ""."""
+        """Return why nothing can be copied, or ""."""
         if pool != call.pool:
             return f"the host pool is {pool}, not {call.pool}"
         if len(call.device_pages) != len(call.host_pages) or len(call.device_pages) % 4:
@@ -86,7 +86,10 @@ class HostStores:
         return "" if len(np.unique(host)) == len(host) else "the call names a host page twice"
 
     def _end_copies(self) -> str:
-        """Nothing is written after this: what was launched has ended, or has with the GPU's broken context."""
+        """Wait for all launched copies; return an error, or "".
+
+        Nothing is written after this, as a broken GPU context writes nothing either.
+        """
         try:
             self._mover.drain()
         except Exception as error:

@@ -1,8 +1,8 @@
 """Attention of layer l waits for the loads of layer l, and for nothing else (Strata: layer-wise overlap).
 
-One gate serves all loads of one batch. The transfer thread releases layers in order; the compute thread waits
-in the attention function. A load that fails verification closes the gate for good, because nothing that this
-forward pass computes from then on will be used.
+One gate serves all loads of one batch. The transfer thread releases layers in order; the compute thread waits in the
+attention function. A load that fails verification closes the gate permanently, because nothing that this forward pass
+computes from then on will be used.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ class LoadRejected(TransportError):
 
 
 class LayerGate:
-    """``timeout_s`` bounds the wait for one layer; ``clock_ns`` measures waits."""
+    """A gate between loading and attention."""
 
-    def __init__(self, layers: int, *, timeout_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._layers = layers
+    def __init__(self, *, timeout_s: float, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """Begin with no layer released; the time for the first one is counted from now.
+
+        ``timeout_s`` bounds the wait for one layer, and ``clock_ns`` measures waits.
+        """
         self._timeout_s = timeout_s
         self._clock_ns = clock_ns
         self._released = 0
@@ -41,12 +44,12 @@ class LayerGate:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many layers have been released, and when the last of them was (or, before any, the gate made), ns."""
+        """Number of released layers, and when the last of them was released (or the gate made, before any), ns."""
         with self._changed:
             return self._released, self._released_ns
 
     def expire(self) -> bool:
-        """Whether the next layer has taken too long although it is not waited for; closes the gate if so."""
+        """Close the gate if the next layer has taken too long, even if none waits for it; return whether it did."""
         with self._changed:
             is_overdue = self._clock_ns() - self._released_ns > self._timeout_s * 1e9
             if is_overdue and self._reason is None:

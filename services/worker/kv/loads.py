@@ -2,10 +2,10 @@
 
 One transfer thread makes all copies, so a mover has one user. It takes the loads of a batch layer by layer, releasing
 each layer at the gate. On a GPU the next layer is launched before the thread waits for the last, so the link never
-idles, and a layer is released when its bytes have arrived and were verified: what the gate and the bubble see is what
-happened. A wrong page closes the gate before its layer is released. Its bytes may be on the device by then, and those
-of the next layer on their way, which does no harm: the scheduler undoes the load as a whole (``lost_pages``).
-Promotions, which no request waits for, get that thread piece by piece when no load wants it (see ``promotions``).
+idles, and a layer is released when its bytes have arrived and were verified: the gate and the bubble see actual
+arrivals. A wrong page closes the gate before its layer is released. Its bytes may be on the device by then, and those
+of the next layer in flight, which does no harm: the scheduler undoes the load as a whole (``lost_pages``). Promotions,
+which no request waits for, get that thread piece by piece when no load wants it (see ``promotions``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JOIN_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class LoadResult:
-    """What became of a batch's loads.
+    """Outcome of a batch's loads.
 
     ``lost_pages`` are all device pages of loads that failed: the scheduler undoes such a load as a whole, so no request
     may count even on those of its pages that were good.
@@ -46,11 +46,11 @@ class LoadResult:
     failures: list[LoadFailure] = field(default_factory=list)
     failed_requests: list[str] = field(default_factory=list)
     lost_pages: frozenset[int] = frozenset()
-    pages: int = 0  # Written and, where they were to be, verified.
+    pages: int = 0  # Pages written and, where that was wanted, verified.
     nbytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-    waited_ns: int = 0  # Time that the computing thread waited, at the gate or for the end.
+    waited_ns: int = 0  # Time that the computing thread waited, at the gate or for the end of the loads.
 
     @property
     def load_ns(self) -> int:
@@ -66,7 +66,7 @@ class Progress:
     pages: int
     released: int
     released_after_ns: int  # From the start to the last release, 0 before any.
-    since_ns: int  # Since then.
+    since_ns: int  # Time since the last release.
     is_rejected: bool
     has_ended: bool  # Nothing is being written any more.
 
@@ -85,7 +85,7 @@ class BatchTransfer:
         clock_ns: Callable[[], int],
     ) -> None:
         """Prepare; ``copies`` are those of ``loads``, opened."""
-        self.gate = LayerGate(geometry.layers, timeout_s=timeout_s, clock_ns=clock_ns)
+        self.gate = LayerGate(timeout_s=timeout_s, clock_ns=clock_ns)
         self._geometry = geometry
         self._mover = mover
         self._clock_ns = clock_ns
@@ -132,21 +132,21 @@ class BatchTransfer:
         self._declare(layer)
 
     def _declare(self, layer: int) -> None:
-        """Declare a layer that has arrived. Every page that is wrong in it has closed the gate before its release."""
+        """Release a layer that has arrived. Every wrong page in it has closed the gate before."""
         for copy in self._copies:
             copy.judge(layer)
             self._note_wrong(copy)
         self.gate.release(layer)
 
     def _drain(self) -> None:
-        """Nothing is written after this."""
+        """Wait until no copy is writing any more."""
         try:
             self._mover.drain()
-        except Exception as error:  # Of the device: nothing that it was told can be counted on.
+        except Exception as error:  # An error of the device: none of its copies can be relied on.
             self._refuse_all(f"{type(error).__name__}: {error}")
 
     def _refuse_all(self, reason: str) -> None:
-        """Whatever it was, no page of this batch is known to be right."""
+        """Refuse all pages of this batch: after such an error none is known to be right."""
         for copy in self._copies:
             copy.pages.refuse(reason)
         self.gate.reject(reason)
@@ -157,7 +157,7 @@ class BatchTransfer:
 
     @property
     def progress(self) -> Progress:
-        """Where the transfer thread is now."""
+        """How far the transfer thread is now."""
         started_ns = self._result.started_ns
         released, released_ns = self.gate.progress
         last_ns = released_ns if released else started_ns
@@ -172,12 +172,15 @@ class BatchTransfer:
         )
 
     def finish(self) -> LoadResult:
-        """Wait until nothing of this batch is being written any more, and say what failed."""
+        """Wait until nothing of this batch is being written any more; return which loads failed.
+
+        Raises TransportError when a load does not end.
+        """
         result = self._result
         try:
             self.gate.wait(self._geometry.layers - 1)
         except LoadRejected:
-            # The others go on until all that is wrong is known, unless it was time itself that ran out.
+            # Other loads go on until all wrong pages are known, unless the wait was too long.
             if self.gate.overdue:
                 self._cancelled.set()
         began_ns = 0 if self._ended.is_set() else self._clock_ns()
@@ -204,12 +207,12 @@ class BatchTransfer:
 
 
 def _behind_both(submit: Callable[[Callable[[], None]], object], stores: HostStores, work: Callable[[], None]) -> None:
-    """Do ``work`` behind the loads that were asked for, and behind the stores of that time."""
+    """Run ``work`` behind the loads submitted so far, and behind the stores of that time."""
     submit(lambda: stores.behind(work))
 
 
 class Loads:
-    """The worker's loads: what it has mapped, its mover and the one transfer thread. Used by the compute thread."""
+    """The worker's loads: the mapped pools, the mover and the one transfer thread. Used by the compute thread."""
 
     def __init__(
         self,
@@ -226,9 +229,10 @@ class Loads:
         on_thread: Callable[[], None] | None = None,
         stores: HostStores | None = None,
     ) -> None:
-        """``submit`` runs transfers one at a time in order; by default on a thread of their own, which
-        calls ``on_thread`` first. Everything is verified unless ``verification`` says otherwise. ``pins`` is for
-        workers on a GPU. ``stores`` writes to mapped pools, which are let go of behind it.
+        """Prepare; ``submit`` runs transfers one at a time in order; by default on a thread of their own.
+
+        That thread calls ``on_thread`` first. Everything is verified unless ``verification`` says otherwise. ``pins``
+        is for workers on a GPU. ``stores`` writes to mapped pools, which are released behind it.
         """
         self._threads: ThreadPoolExecutor | None = None
         if submit is None:
@@ -263,8 +267,9 @@ class Loads:
         return transfer
 
     def promote(self, order: PromotePages, ended: Callable[[Promoted], None]) -> None:
-        """Copy ahead of demand, when no load wants the thread. ``ended`` is called once, on whichever thread that is,
-        when nothing of this order is written any more.
+        """Copy ahead of demand, when no load wants the thread.
+
+        ``ended`` is called once, on any thread, when nothing of this order is written any more.
         """
         copy = VerifiedCopy(order, self._device_pages, self._verification)
         copy.open(self.pools)
@@ -282,7 +287,7 @@ class Loads:
         self.pools.detach(storage_id)
 
     def end_stores(self) -> None:
-        """Return when nothing is written to host pools any more, nor will be; idempotent."""
+        """Stop the stores; return when nothing is written to host pools any more; idempotent."""
         if self.stores is not None:
             self.stores.close()
 

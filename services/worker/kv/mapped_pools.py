@@ -1,4 +1,4 @@
-"""Pools of storages that this worker has mapped, by the storage that owns them: mapping, pinning, letting go."""
+"""Pools of storages that this worker has mapped, by the storage that owns them: mapping, pinning, unmapping."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _log = logs.get_logger("worker")
 
 
 class Pins(Protocol):
-    """Makes mapped memory reachable for a GPU; see :mod:`services.worker.kv.pinning`."""
+    """Registration of mapped memory with the GPU's driver; see :mod:`services.worker.kv.pinning`."""
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run ``work`` behind what was started before; serving does not wait for it."""
+        """Run ``work`` behind earlier work; serving does not wait for it."""
 
     def finish(self) -> None:
-        """Return when everything that was started is done."""
+        """Return when all started work is done."""
 
     def pin(self, array: npt.NDArray[np.uint8]) -> None:
         """Register the memory under ``array``. Raises TransportError when the driver refuses."""
 
     def unpin(self, array: npt.NDArray[np.uint8]) -> None:
-        """Undo :meth:`pin`, when nothing reads or writes it any more."""
+        """Undo :meth:`pin`; the caller makes sure that nothing reads or writes the memory any more."""
 
 
 @dataclass(slots=True, eq=False)
 class AttachedPool:
-    """A mapped pool. ``is_pinned``, which it becomes some time after it was attached: a GPU may read it by itself."""
+    """A mapped pool. ``is_pinned``, set some time after it was attached: a GPU may read it by itself."""
 
     view: HostPoolView
     is_pinned: bool = False
 
     def memory(self) -> PageMemory:
-        """Its pages, for a mover. Raises TransportError when the pool has been unmapped meanwhile."""
+        """Return its pages, for a mover. Raises TransportError when the pool has been unmapped meanwhile."""
         layout = PageLayout.page_first(self.view.geometry, self.view.handle.pages)
         return PageMemory(layout, array=self.view.flat_pages(), is_pinned=self.is_pinned)
 
@@ -59,19 +59,21 @@ class MappedPools:
         *,
         is_written: bool,
     ) -> None:
-        """``kind`` is for errors and the log. ``fault`` says why this worker has no use for a pool, or "". ``retire``
-        runs what lets go of a detached pool behind whatever still uses it; a pool that ``is_written`` always goes
-        that way, others when they are pinned.
+        """Prepare; ``kind`` is for errors and the log.
+
+        ``fault`` returns why this worker has no use for a pool, or "". ``retire`` runs the release of a detached pool
+        behind all that still uses it; a pool that ``is_written`` is always released that way, others when they are
+        pinned.
         """
         self._kind, self._fault, self._is_written = kind, fault, is_written
         self._pins = pins
         self._retire = retire
         self._pools: dict[str, AttachedPool] = {}
-        self._reasons: dict[str, str] = {}  # Why a pool that was to be mapped is not.
-        self._unpinned: dict[str, str] = {}  # Why a mapped pool is not pinned.
+        self._reasons: dict[str, str] = {}  # Why a pool could not be mapped, by storage.
+        self._unpinned: dict[str, str] = {}  # Why a mapped pool is not pinned, by storage.
 
     def attach(self, storage_id: str, handle: PoolHandle) -> None:
-        """Map a pool, replacing an older one of that storage. One that cannot be mapped is missed by ``find`` later."""
+        """Map a pool, replacing an older one of that storage. If it cannot be mapped, :meth:`find` raises later."""
         self.detach(storage_id)
         try:
             fault = self._fault(handle)
@@ -88,13 +90,13 @@ class MappedPools:
             self._pins.start(lambda: self._pin(storage_id, pool))
 
     def detach(self, storage_id: str) -> None:
-        """Unmap a pool; an unknown one is fine."""
+        """Unmap a pool; an unknown one is ignored."""
         self._reasons.pop(storage_id, None)
         self._unpinned.pop(storage_id, None)
         pool = self._pools.pop(storage_id, None)
         if pool is not None and self._pins is not None:
             pins = self._pins
-            # Behind what uses the pool, and behind its being pinned.
+            # Behind all that uses the pool, and behind its pinning.
             self._retire(lambda: pins.start(lambda: self._close(pool)))
         elif pool is not None and self._is_written:
             self._retire(lambda: self._close(pool))
@@ -109,7 +111,7 @@ class MappedPools:
         return pool
 
     def faults(self) -> list[tuple[str, str]]:
-        """Each pool that is not mapped, or mapped and not pinned, with the reason. May be called by any thread."""
+        """Return each pool that is not mapped, or mapped and not pinned, with the reason. Safe from any thread."""
         return [
             *(
                 (f"{self._kind} pool", f"that of {name} is not mapped: {why}")
@@ -122,14 +124,14 @@ class MappedPools:
         ]
 
     def close(self) -> None:
-        """Unmap all of them, here and now: nothing uses them any more."""
+        """Unmap all pools at once; nothing uses them any more."""
         if self._pins is not None:
             self._pins.finish()
         while self._pools:
             self._close(self._pools.popitem()[1])
 
     def _pin(self, storage_id: str, pool: AttachedPool) -> None:
-        """Until this is done movers stage the pool's rows. On whichever thread ``pins`` has for it."""
+        """Pin a pool, on the thread of ``pins``; until this is done movers stage the pool's rows."""
         assert self._pins is not None
         if self._pools.get(storage_id) is not pool:
             return  # It was detached meanwhile.

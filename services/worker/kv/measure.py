@@ -1,4 +1,4 @@
-"""Measures what moves pages on this machine and prints JSON: ``python -m services.worker.kv.measure``.
+"""Measurement of this machine's movers, printed as JSON: ``python -m services.worker.kv.measure``.
 
 ``thermocline doctor --profile`` runs this in a process of its own, because only workers import torch.
 """
@@ -34,7 +34,7 @@ PROGRAMS = (1, 2, 4, 8)
 """Sizes of the GPU kernel that are tried; more take multiprocessors from the model (Strata figure 5)."""
 
 PER_PAGE_MOST = 4096
-"""Copies of one page and half in a round: that mover is slow, and its speed is known after this many."""
+"""Most copies of one page and half in a round: that mover is slow, and its speed is known after this many."""
 
 CHECKSUM_BYTES = 64 * 2**20
 MATMUL_SIZE = 1024
@@ -43,7 +43,7 @@ MATMUL_SIZE = 1024
 def measure(
     geometry: KvGeometry, *, device: str, tokens: int, page_sizes: Sequence[int], small_tokens: int, rounds: int
 ) -> Profile:
-    """Everything but the disk. ``geometry`` at the first of ``page_sizes``; two transfer sizes each."""
+    """Return a profile of all but the disk: ``geometry`` at the first of ``page_sizes``, two transfer sizes each."""
     geometry = msgspec.structs.replace(geometry, page_size=page_sizes[0])
     figures: list[MoverFigure] = []
     plain: list[float] = []
@@ -68,7 +68,7 @@ def measure(
 
 
 def _movers(scene: LoadScene, count: int, rounds: int) -> list[MoverFigure]:
-    """Each mover of this device, with ``count`` pages, unverified and verified, in turns."""
+    """Measure each mover of this device in turns, with ``count`` pages, unverified and verified."""
     pool = scene.device
     is_cuda = pool.device.type == "cuda"
     entries: list[tuple[MoverName, int, PageMover]] = [("batched", 0, make_mover(pool, "batched", programs=1))]
@@ -108,7 +108,7 @@ def _memcpy(rounds: int) -> float:
 
 
 def _checksum(rounds: int) -> float:
-    """Of rows of 64 KiB, by what movers use."""
+    """Return the bandwidth of checksums of rows of 64 KiB, as movers compute them, in bytes a second."""
     row = np.ones(64 * 2**10, dtype=np.uint8)
     native, repeats = native_rows(), CHECKSUM_BYTES // (64 * 2**10)
 

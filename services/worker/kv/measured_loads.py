@@ -24,8 +24,9 @@ from shared.messages.pools import KvGeometry
 
 @dataclass(slots=True)
 class LoadScene:
-    """Sealed pages in ``host``, room for them in ``device``, and a permutation of both: no two pages are neighbours but
-    by chance. Make it with :func:`load_scene`.
+    """Sealed pages in ``host``, room for them in ``device``, and a permutation of both.
+
+    Pages are adjacent only by chance. Make it with :func:`load_scene`.
     """
 
     host: AttachedPool
@@ -35,14 +36,15 @@ class LoadScene:
 
     @property
     def nbytes(self) -> int:
-        """What one pass moves."""
+        """Bytes that one pass moves."""
         return len(self.pages) * self.device.geometry.page_bytes
 
     def load(self, mover: PageMover, *, verified: bool, count: int | None = None) -> None:
-        """All layers of the first ``count`` pages, one after the other, as a batch loads them: a layer's verdicts are
-        read when the next one has been launched.
+        """Load all layers of the first ``count`` pages, one after the other, as a batch does.
+
+        A layer's verdicts are read when the next one has been launched.
         """
-        in_order = np.argsort(self.pages[:count], kind="stable")  # As orders are carried out.
+        in_order = np.argsort(self.pages[:count], kind="stable")  # In the order in which orders copy pages.
         pages, device_pages = self.pages[in_order], self.device_pages[in_order]
         identities = self.host.view.identities[pages]
         wanted = np.ones(len(pages), dtype=bool)
@@ -64,12 +66,10 @@ class LoadScene:
 
 
 @contextmanager
-def load_scene(
-    geometry: KvGeometry, tokens: int, *, device: str, shm_prefix: str, seed: int = 0
-) -> Iterator[LoadScene]:
-    """Pools of just ``tokens`` tokens. Raises ConfigError when there is no room for them."""
-    reap(shm_prefix)  # What a measurement left that was killed.
-    random = np.random.default_rng(seed)
+def load_scene(geometry: KvGeometry, tokens: int, *, device: str, shm_prefix: str) -> Iterator[LoadScene]:
+    """Open pools of just ``tokens`` tokens. Raises ConfigError when there is no room for them."""
+    reap(shm_prefix)  # Remove segments of a measurement that was killed.
+    random = np.random.default_rng(0)
     count = tokens // geometry.page_size
     if count < 1:
         raise ConfigError(f"{tokens} tokens do not fill a page of {geometry.page_size}")
@@ -98,15 +98,17 @@ def load_scene(
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """How long one call takes, by this clock."""
+    """Return how long one call takes, by this clock."""
     started = clock()
     work()
     return clock() - started
 
 
 def medians(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of each, medians. Rounds alternate between them, after one that is not counted, because other work on the
-    machine changes what a single round shows.
+    """Return the median seconds of each work.
+
+    Rounds alternate between them, after one that is not counted, because other work on the machine changes the result
+    of a single round.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
     for round_number in range(rounds + 1):

@@ -1,5 +1,6 @@
-"""The device pool of a neighbour that is a tensor-parallel group: pages in parts, put together row by row as they are
-copied. The bytes are those of a worker with one rank.
+"""The device pool of a neighbour that is a tensor-parallel group: pages in parts, joined row by row as they are copied.
+
+The bytes are those of a worker with one rank.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ class PartsMemory:
     """The mapped parts. Used by the transfer thread."""
 
     def __init__(self, geometry: KvGeometry, parts: Sequence[tuple[Sequence[PartSpan], PageMemory]]) -> None:
-        """``parts`` with what is read from each."""
+        """Prepare; ``parts`` are the mapped memories with the spans that are read from each."""
         self._geometry = geometry
         self._parts = list(parts)
 
     def staged(self, layer: int, pages: PageNumbers) -> PageMemory:
-        """One layer of ``pages``, whole rows in memory of their own, which holds them as pages 0, 1, ... in any layer.
-        On a GPU that of the first part; everything is there when this returns.
+        """Return one layer of ``pages`` as whole rows in new memory, which holds them as pages 0, 1, ... in any layer.
+
+        On a GPU the memory is on that of the first part; all bytes are there when this returns.
         """
         geometry, half = self._geometry, self._geometry.half_bytes
         layout = PageLayout(len(pages), geometry.layers, half, 2 * half, 0, half)
@@ -47,8 +49,9 @@ class PartsMemory:
         return PageMemory(layout, tensor=whole.view(-1))
 
     def _stage(self, whole: Any, layer: int, spans: Sequence[PartSpan], held: Any, pages: Any) -> None:
-        """Put what ``spans`` have of a layer into ``whole`` [pages, 2, half_bytes], from ``held``, a part's pages
-        [pages, layers, 2, half_bytes].
+        """Copy the ``spans`` of a layer into ``whole`` [pages, 2, half_bytes].
+
+        ``held`` has a part's pages, [pages, layers, 2, half_bytes].
         """
         for half in (0, 1):
             for span in of_plane(spans, 2 * layer + half, half):

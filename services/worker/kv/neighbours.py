@@ -27,8 +27,9 @@ _log = logs.get_logger("worker")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbour:
-    """A mapped pool of one incarnation of a worker. ``views`` hold the mapping, in shared memory. ``memory`` is its
-    pages, or ``parts`` where it is that of a group.
+    """A mapped pool of one incarnation of a worker.
+
+    ``views`` hold the mapping, in shared memory. ``memory`` is its pages, or ``parts`` where the worker is a group.
     """
 
     incarnation: str
@@ -38,7 +39,7 @@ class Neighbour:
     views: tuple[DevicePoolView, ...] = ()
 
     def load(self, mover: PageMover, layer: int, pages: PageNumbers, device_pages: PageNumbers) -> None:
-        """Have ``mover`` copy one layer of these pages, or launch that."""
+        """Copy one layer of these pages by ``mover``, or launch the copy."""
         layers = range(layer, layer + 1)
         if self.memory is not None:
             mover.load(self.memory, layers, pages, device_pages)
@@ -46,21 +47,21 @@ class Neighbour:
         assert self.parts is not None
         staged = self.parts.staged(layer, pages)
         mover.load(staged, layers, np.arange(len(pages), dtype=np.int32), device_pages)
-        mover.drain()  # The staged rows are given up behind this.
+        mover.drain()  # The staged rows are freed after this.
 
 
 class Neighbours:
-    """Used by the compute thread."""
+    """The mapped device pools by worker id. Used by the compute thread."""
 
     def __init__(self, geometry: KvGeometry, device_type: str) -> None:
         """``device_type`` is that of this worker's own pool: ``cpu`` or ``cuda``."""
         self._geometry = geometry
         self._kind = "shm" if device_type == "cpu" else "cuda_ipc"
         self._mapped: dict[str, Neighbour] = {}
-        self._reasons: dict[str, str] = {}  # Why a pool that was to be mapped is not.
+        self._reasons: dict[str, str] = {}  # Why a pool could not be mapped, by worker id.
 
     def attach(self, worker_id: str, incarnation: str, handle: PoolHandle) -> None:
-        """Map a pool, replacing that of an older incarnation. One that cannot be mapped fails its loads later."""
+        """Map a pool, replacing that of an older incarnation. If it cannot be mapped, its loads fail later."""
         self._forget(worker_id)
         try:
             self._mapped[worker_id] = self._map(incarnation, handle)
@@ -84,6 +85,7 @@ class Neighbours:
         return mapped
 
     def close(self) -> None:
+        """Unmap all pools."""
         for worker_id in list(self._mapped):
             self._forget(worker_id)
 
@@ -115,8 +117,9 @@ class Neighbours:
 
 
 def _opened(handle: PoolHandle, views: list[DevicePoolView]) -> PageMemory:
-    """Return a pool in one piece, mapped; what holds the mapping in shared memory goes to ``views``. Raises
-    TransportError.
+    """Map a pool in one piece; holders of the mapping in shared memory are appended to ``views``.
+
+    Raises TransportError.
     """
     layout = PageLayout.layer_first(handle.geometry, handle.pages)
     if handle.kind == "shm":

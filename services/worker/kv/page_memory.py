@@ -1,4 +1,4 @@
-"""Where the bytes of pages are and how they lie: what a mover reads from and writes to.
+"""Location and layout of pages in memory, for movers that read and write them.
 
 A row is K (or V) of one page in one layer, ``half_bytes`` contiguous bytes. Both layouts that pools have are three
 strides; code that moves rows needs nothing else (Strata section 4.2.1: one more multiplication per row).
@@ -21,8 +21,10 @@ Rows = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """Row (page, layer, half) begins at ``page * page_stride + layer * layer_stride + half * half_stride`` bytes;
-    half 0 is K, 1 is V.
+    """Strides of pages in bytes.
+
+    Row (page, layer, half) begins at ``page * page_stride + layer * layer_stride + half * half_stride`` bytes; half 0
+    is K, 1 is V.
     """
 
     pages: int
@@ -34,18 +36,19 @@ class PageLayout:
 
     @classmethod
     def page_first(cls, geometry: KvGeometry, pages: int) -> PageLayout:
-        """``[pages, layers, 2, half_bytes]``: host pools."""
+        """Return the layout ``[pages, layers, 2, half_bytes]`` of host pools."""
         half = geometry.half_bytes
         return cls(pages, geometry.layers, half, geometry.page_bytes, 2 * half, half)
 
     @classmethod
     def layer_first(cls, geometry: KvGeometry, pages: int) -> PageLayout:
-        """``[layers, 2, pages, half_bytes]``: device pools."""
+        """Return the layout ``[layers, 2, pages, half_bytes]`` of device pools."""
         half = geometry.half_bytes
         return cls(pages, geometry.layers, half, half, 2 * pages * half, pages * half)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all pages."""
         return self.pages * self.layers * 2 * self.half_bytes
 
 
@@ -62,7 +65,7 @@ class PageMemory:
     is_pinned: bool = False
 
     def host_rows(self) -> Rows:
-        """Pages in host memory as uint8 ``[pages, layers, 2, half_bytes]``, whichever way they lie."""
+        """Return pages in host memory as uint8 ``[pages, layers, 2, half_bytes]``, a view in either layout."""
         assert self.array is not None
         layout = self.layout
         strides = (layout.page_stride, layout.layer_stride, layout.half_stride, 1)
@@ -70,14 +73,14 @@ class PageMemory:
         return np.lib.stride_tricks.as_strided(self.array, shape, strides, writeable=self.array.flags.writeable)
 
     def device_bytes(self) -> torch.Tensor:
-        """Pages on a GPU as uint8 ``[pages, layers, 2, half_bytes]``, whichever way they lie."""
+        """Return pages on a GPU as uint8 ``[pages, layers, 2, half_bytes]``, a view in either layout."""
         assert self.tensor is not None
         layout = self.layout
         strides = (layout.page_stride, layout.layer_stride, layout.half_stride, 1)
         return self.tensor.as_strided((layout.pages, layout.layers, 2, layout.half_bytes), strides)
 
     def device_rows(self) -> torch.Tensor:
-        """Pages on a GPU as ``[pages, layers, 2, elements]`` of the widest integers that a row divides into."""
+        """Return pages on a GPU as ``[pages, layers, 2, elements]`` of the widest integers that a row divides into."""
         assert self.tensor is not None
         layout = self.layout
         kind = word_type(layout.half_bytes, (torch.int64, torch.int32, torch.int16, torch.uint8))

@@ -1,6 +1,4 @@
-"""What a load from a host pool, a load from a neighbour and a promotion have in common: lists of pages that may
-turn out to be wrong.
-"""
+"""The common parts of loads from host pools and neighbours and of promotions: lists of pages, some perhaps wrong."""
 
 from __future__ import annotations
 
@@ -20,38 +18,41 @@ INT32_BYTES = 4
 
 
 class PageCopy(Protocol):
-    """The copy of one order. ``copy``, ``judge`` and ``confirm`` are for the transfer thread, the rest for the compute
-    thread.
+    """The copy of one order.
+
+    ``copy``, ``judge`` and ``confirm`` are for the transfer thread, the rest for the compute thread.
     """
 
     pages: OrderPages
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to copy from."""
+        """Whether there is a pool to copy from."""
 
     def copy(self, mover: PageMover, layer: int, start: int, count: int) -> None:
-        """Copy one layer of pages ``[start, start + count)``, at most ``mover.piece_pages``, but for wrong ones."""
+        """Copy one layer of pages ``[start, start + count)``, at most ``mover.piece_pages``, except wrong ones."""
 
     def judge(self, layer: int) -> None:
-        """Mark what was wrong in the copies of this layer and those before. Until then none of their pages is known to
-        be right; it waits for those copies, if they have not arrived.
+        """Mark the wrong pages in the copies of this layer and those before; wait for copies that have not arrived.
+
+        Until then none of their pages is known to be right.
         """
 
     def confirm(self) -> None:
-        """After the last byte has arrived: mark what must have changed under the copy."""
+        """Mark the pages that have changed during the copy; called after the last byte has arrived."""
 
     def failure(self) -> LoadFailure:
         """Return the report on the wrong pages for the scheduler."""
 
 
 class OrderPages:
-    """``source`` and ``device`` are int32 [pages]; ``identities`` uint8 [pages, 16].
+    """The pages of one order: ``source`` and ``device`` are int32 [pages]; ``identities`` uint8 [pages, 16].
 
-    ``reason`` says what was wrong first ("" while all is well); ``wrong`` (bool [pages]) marks what is not to be used.
+    ``reason`` is the first fault ("" while all is well); ``wrong`` (bool [pages]) marks pages that must not be used.
     """
 
     def __init__(self, order: PageLoad | PromotePages) -> None:
+        """Unpack the lists of ``order``; if their lengths differ, all of its pages are refused."""
         self.reason = ""
         self.source = _page_numbers(order.host_pages)
         self.device = _page_numbers(order.device_pages)
@@ -67,7 +68,7 @@ class OrderPages:
             self.refuse("the load's lists differ in length")
 
     def check_bounds(self, source_pages: int, device_pages: int) -> bool:
-        """Refuse an order that names pages outside either pool, or one device page twice. True if it is sound."""
+        """Refuse an order that names pages outside either pool, or a device page twice; return whether it is sound."""
         count = len(self.source)
         if not self.reason and count:
             inside = 0 <= self.source.min() <= self.source.max() < source_pages
@@ -78,30 +79,31 @@ class OrderPages:
         return not self.reason
 
     def refuse(self, reason: str) -> None:
-        """No page of this order is to be used."""
+        """Mark all pages of this order as wrong."""
         self.wrong[:] = True
         self.reason = self.reason or reason
 
     def mark(self, wrong: npt.NDArray[np.bool_], reason: str) -> None:
-        """Mark these pages (bool [pages]) as not to be used."""
+        """Mark these pages (bool [pages]) as wrong."""
         if wrong.any():
             self.wrong |= wrong
             self.reason = self.reason or reason
 
     def usable(self, start: int, count: int) -> npt.NDArray[np.intp]:
-        """Those of entries ``[start, start + count)``, in the order of the source's memory, that are not wrong."""
+        """Return the entries of ``[start, start + count)`` that are not wrong, in the order of the source's memory."""
         entries = self._by_address[start : start + count]
         return entries[~self.wrong[entries]]
 
     @property
     def wrong_pages(self) -> bytes:
-        """Packed int32, pages of the source."""
+        """Source pages marked as wrong, packed int32."""
         return pack_int32(self.source[self.wrong])
 
     def __len__(self) -> int:
+        """Return the number of source pages."""
         return len(self.source)
 
 
 def _page_numbers(packed: bytes) -> PageNumbers:
-    """Whole entries of packed int32; an order whose bytes are cut is refused, not raised over."""
+    """Return the whole entries of packed int32; an order with cut bytes is refused later and does not raise here."""
     return np.frombuffer(packed, dtype="<i4", count=len(packed) // INT32_BYTES).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Registers mapped host pools with the CUDA driver, so that copies need no staging and kernels may read them."""
+"""Registration of mapped host pools with the CUDA driver, so that copies need no staging and kernels may read them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ _MEMORY = PinnedMemory(loaded_runtime)
 
 
 class CudaPins:
-    """Satisfies :class:`services.worker.kv.mapped_pools.Pins`. Whole pools take minutes, on a thread of their own."""
+    """Satisfies :class:`services.worker.kv.mapped_pools.Pins`.
+
+    Pinning whole pools takes minutes, on a thread of its own.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        """Prepare the pinning thread, whose current CUDA device is ``device``; it starts with the first work."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="pinning", initializer=partial(use_device, device))
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run ``work`` behind what was started before, beside the calling thread."""
+        """Run ``work`` behind earlier work, beside the calling thread."""
         self._threads.submit(work)
 
     def finish(self) -> None:
-        """Return when everything that was started is done; nothing is started any more."""
+        """Return when all started work is done; no more may be started."""
         self._threads.shutdown(wait=True)
 
     def pin(self, array: npt.NDArray[np.uint8]) -> None:
@@ -44,7 +48,7 @@ class CudaPins:
         _MEMORY.register(array)
 
     def unpin(self, array: npt.NDArray[np.uint8]) -> None:
-        """Unpin the memory. Waits for the device first: a kernel may still read what its stream was given."""
+        """Unpin the memory. Waits for the device first: a kernel may still read it."""
         try:
             _cuda.synchronize()
             _MEMORY.unregister(array)
@@ -53,5 +57,5 @@ class CudaPins:
 
 
 def cuda_pins(device: torch.device) -> CudaPins | None:
-    """Pins for a worker whose model is on this device; None where there is no GPU to pin for."""
+    """Return the pins for a worker whose model is on this device; None on a CPU."""
     return CudaPins(device) if device.type == "cuda" and torch.cuda.is_available() else None

@@ -1,12 +1,12 @@
-"""Which planes of a page each layer of a model owns, and what lies in them.
+"""The planes of a page that each layer of a model owns, and their contents.
 
 A page is a list of equal planes: plane p is half ``p % 2`` of unit ``p // 2`` of its geometry
-(:class:`~shared.messages.pools.KvGeometry`), ``page_size`` rows of ``kv_heads * head_dim`` values. What moves, checks
-and keeps pages knows nothing else. What a plane holds is the worker's business, and this map says it. Where all
-layers keep K and V of the same heads it is the identity: layer i owns planes ``2i`` (K) and ``2i + 1`` (V).
+(:class:`~shared.messages.pools.KvGeometry`), ``page_size`` rows of ``kv_heads * head_dim`` values. Code that moves,
+checks and keeps pages knows nothing else. The contents of a plane are the worker's business, and this map says them.
+Where all layers keep K and V of the same heads it is the identity: layer i owns planes ``2i`` (K) and ``2i + 1`` (V).
 
-The map follows from what each layer keeps, the page size and the data type alone. It is a part of what kept bytes mean,
-so a change of it is a change of numerics (``shared/numerics.py``).
+The map follows from what each layer keeps, the page size and the data type alone. It is a part of the meaning of kept
+bytes, so a change of it is a change of numerics (``shared/numerics.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.errors import UnsupportedModel
 from shared.messages.pools import DTYPE_BYTES, FLOAT8, KvGeometry
 
 _STATE_PLANES = 16
-"""Most planes of a state for which a width of planes is tried that fits it exactly."""
+"""Most planes of a state for which widths of planes that fit it exactly are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,21 @@ class HeadsKept:
 
 @dataclass(frozen=True, slots=True)
 class LatentsKept:
-    """What multi-head latent attention keeps of every token (DeepSeek-V2, arXiv 2405.04434, section 2.1): normalised
-    compressed KV of ``rank`` values, then the part of the key that all heads share, rotated, of ``rope`` values.
+    """Latents of multi-head latent attention for every token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Normalised compressed KV of ``rank`` values, then the part of the key that all heads share, rotated, of ``rope``
+    values. Behind them ``index`` values, the key by which an indexer chooses what is attended to (DeepSeek-V3.2,
+    arXiv 2512.02556, section 2.1); 0 where there is none.
     """
 
     rank: int
     rope: int
+    index: int = 0
 
     @property
     def values(self) -> int:
         """Values of one token."""
-        return self.rank + self.rope
+        return self.rank + self.rope + self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class StateKept:
 
 @dataclass(frozen=True, slots=True)
 class SharedKept:
-    """Nothing of its own: the layer attends to what layer ``source`` keeps."""
+    """Nothing of its own: the layer attends to the KV of layer ``source``."""
 
     source: int
 
@@ -82,10 +86,11 @@ Kept = HeadsKept | LatentsKept | StateKept | SharedKept | NothingKept
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """KV heads ``[first_head, first_head + heads)`` of a layer, whose K is in plane ``k_plane`` and V in ``v_plane``,
-    ``dim`` values a head. Attention treats the parts of a layer as layers of their own, ``number`` by ``number``.
+    """KV heads ``[first_head, first_head + heads)`` of a layer.
 
-    Latents are one part of one head, whose K and V are in the same plane.
+    K is in plane ``k_plane`` and V in ``v_plane``, ``dim`` values a head. Attention treats the parts of a layer as
+    layers of their own, ``number`` by ``number``. Latents are one part of one head, whose K and V are in the same
+    plane.
     """
 
     number: int
@@ -99,6 +104,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class LayerPlanes:
     """What a layer keeps, and its ``planes`` planes from ``first`` on (none for a layer without a plane of its own).
+
     K and V alternate: the parts of a layer with heads have two planes each.
     """
 
@@ -132,7 +138,7 @@ class PlaneMap:
 
     @property
     def contents(self) -> str:
-        """What pages hold, in words for people."""
+        """Contents of pages, for messages."""
         heads = {layer.kept for layer in self.layers if isinstance(layer.kept, HeadsKept)}
         kv = (
             "K and V"
@@ -141,6 +147,8 @@ class PlaneMap:
         )
         kinds = {HeadsKept: kv, LatentsKept: "latents", StateKept: "states"}
         found = [words for kind, words in kinds.items() if any(isinstance(each.kept, kind) for each in self.layers)]
+        if any(isinstance(each.kept, LatentsKept) and each.kept.index for each in self.layers):
+            found.append("index keys")
         return " and ".join(found)
 
     @property
@@ -154,13 +162,14 @@ class PlaneMap:
         return tuple(part for layer in self.layers for part in layer.parts)
 
     def parts_of(self, layer: int) -> tuple[Part, ...]:
-        """Return what a layer attends to; of a layer that shares, the parts of its source."""
+        """Return the parts that a layer attends to; for a layer that shares, the parts of its source."""
         kept = self.layers[layer].kept
         return self.layers[kept.source if isinstance(kept, SharedKept) else layer].parts
 
     def last_unit(self, layer: int) -> int:
-        """Return the last unit with a plane that ``layer`` reads: once it and those before have landed, the layer may
-        be computed. -1 for a layer that reads none.
+        """Return the last unit with a plane that ``layer`` reads; -1 for a layer that reads none.
+
+        Once it and those before have landed, the layer may be computed.
         """
         if self.landing:
             return self.landing[layer]
@@ -170,16 +179,16 @@ class PlaneMap:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a full page that hold something: page_size times the values of every layer, and every state once."""
+        """Bytes of a full page that are used: page_size times the values of every layer, and every state once."""
         if self.geometry.is_rounded:
-            return self.geometry.page_bytes  # Scales are content, too.
+            return self.geometry.page_bytes  # Scales count as content, too.
         values = sum(layer.kept.values for layer in self.layers if isinstance(layer.kept, HeadsKept | LatentsKept))
         states = sum(layer.kept.nbytes for layer in self.layers if isinstance(layer.kept, StateKept))
         return self.geometry.page_size * values * DTYPE_BYTES[self.geometry.dtype] + states
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes of a page that hold nothing: padding, and a last plane that no layer owns."""
+        """Bytes of a page that are unused: padding, and a last plane that no layer owns."""
         return self.geometry.page_bytes - self.content_bytes
 
 
@@ -219,16 +228,16 @@ def rounded_map(planes: PlaneMap) -> PlaneMap:
 
 
 def map_planes(kept: Sequence[Kept], page_size: int, dtype: str) -> PlaneMap:
-    """Planes for layers that keep this, as wide as loses the fewest bytes of a page, and of such widths the widest.
+    """Return planes for layers that keep ``kept``, of the width that wastes the fewest bytes of a page.
 
-    Raises UnsupportedModel where no layer keeps anything.
+    Among equal widths the widest is taken. Raises UnsupportedModel where no layer keeps anything.
     """
     first = kept[0] if kept else NothingKept()
     if isinstance(first, HeadsKept) and first.k_dim == first.v_dim and all(each == first for each in kept):
         return identity_map(
             KvGeometry(layers=len(kept), kv_heads=first.heads, head_dim=first.k_dim, page_size=page_size, dtype=dtype)
         )
-    row_bytes = page_size * DTYPE_BYTES[dtype]  # Of one value of the width.
+    row_bytes = page_size * DTYPE_BYTES[dtype]  # Bytes of a plane that is one value wide.
     least = max(map(_least_width, kept), default=0)
     widths = sorted({width for each in kept for width in _widths(each, row_bytes) if width >= least})
     if not widths:
@@ -256,7 +265,7 @@ def _lay_out(kept: Sequence[Kept], width: int, row_bytes: int) -> Iterator[Layer
 
 
 def _planes(kept: Kept, width: int, row_bytes: int) -> int:
-    """Planes of this width that a layer needs. No head lies in two."""
+    """Return the number of planes of this width that a layer needs. No head lies in two."""
     match kept:
         case HeadsKept():
             return 2 * -(-kept.heads // (width // kept.dim))
@@ -279,7 +288,7 @@ def _least_width(kept: Kept) -> int:
 
 
 def _widths(kept: Kept, row_bytes: int) -> Iterator[int]:
-    """Widths of planes that a layer would fill without a rest."""
+    """Yield widths of planes that a layer would fill completely."""
     match kept:
         case HeadsKept():
             yield from (heads * kept.dim for heads in range(1, kept.heads + 1))
@@ -292,5 +301,5 @@ def _widths(kept: Kept, row_bytes: int) -> Iterator[int]:
 
 
 def _even(planes: int) -> int:
-    """Planes of whole units."""
+    """Return the number of planes rounded up to whole units."""
     return planes + planes % 2

@@ -1,7 +1,7 @@
-"""What ``thermocline doctor --profile`` measured on a machine, and what a worker makes of it.
+"""Measurements by ``thermocline doctor --profile`` of a machine, and a worker's use of them.
 
-A profile holds for the machine that it was made on. A worker refuses another's, says so in its log, and takes the safe
-default. Nothing here imports torch: the command line writes what workers read.
+A profile holds for the machine that it was made on. A worker refuses another's, logs that, and takes the safe default.
+Nothing here imports torch: the command line writes files that workers read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.undecodable import UNDECODABLE
 VERSION = 1
 
 MOST_RESTORATIONS = 32
-"""Models whose restoration one file keeps; those that were measured longest ago go."""
+"""Models whose restoration one file keeps; those measured longest ago are dropped."""
 
 MoverName = Literal["per_page", "batched", "gpu_assisted"]
 
@@ -35,7 +35,7 @@ class ProfileForeign(ConfigError):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What figures depend on. Equal machines may use one another's profiles."""
+    """Properties of a machine on which figures depend. Equal machines may use one another's profiles."""
 
     processor: str
     cores: int
@@ -57,13 +57,13 @@ class MoverFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was measured. Speeds are medians."""
+    """All measurements. Speeds are medians."""
 
     version: int = VERSION
     made: str  # Date, ISO 8601.
     machine: Machine
-    software: dict[str, str]  # Versions of what was measured with.
-    geometry: KvGeometry  # page_size is that of the first figure.
+    software: dict[str, str]  # Versions of the libraries used.
+    geometry: KvGeometry  # Its page_size is that of the first figure.
     tokens: int
     memcpy_bytes_per_s: float
     checksum_bytes_per_s: float
@@ -71,11 +71,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_per_s: float = 0.0  # One large copy from pinned memory to the GPU; 0 without one.
     movers: tuple[MoverFigure, ...] = ()
     disk: DiskFigures | None = None
-    restorations: tuple[RestorationProfile, ...] = ()  # One a model, the last measured last.
+    restorations: tuple[RestorationProfile, ...] = ()  # One entry for each model, the latest measured last.
 
     def fastest(self, device: str, page_size: int, *, verified: bool) -> MoverFigure | None:
-        """Return the best figure on this kind of device at the measured page size nearest to ``page_size``; None if
-        there is none. Among equals the first measured wins.
+        """Return the best figure on this kind of device at the measured page size nearest to ``page_size``.
+
+        None if there is none. Among equals the first measured wins.
         """
         of_device = [figure for figure in self.movers if figure.device == device]
         if not of_device:
@@ -89,9 +90,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def restoration_of(self, here: RestorationProfile) -> RestorationProfile | None:
-        """Return what was measured for the model that ``here`` describes; None if no model was measured at all.
+        """Return the figures for the model that ``here`` describes; None if no model was measured at all.
 
-        Raises ProfileForeign, naming what differs in the nearest, where only others were.
+        Raises ProfileForeign, naming the differences to the nearest, where only others were.
         """
         nearest: tuple[str, ...] | None = None
         for each in reversed(self.restorations):
@@ -105,7 +106,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         raise ProfileForeign(f"restoration was measured for another model: {'; '.join(nearest)}")
 
     def with_restorations(self, others: Iterable[RestorationProfile]) -> Profile:
-        """Return this profile with what ``others`` say of models that it does not know."""
+        """Return this profile with the figures of ``others`` for models that it does not have."""
         mine = self.restorations
         kept = [each for each in others if all(each.differences(one) for one in mine)]
         return msgspec.structs.replace(self, restorations=(*kept, *mine)[-MOST_RESTORATIONS:])
@@ -114,17 +115,17 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def this_machine(gpus: tuple[str, ...] = ()) -> Machine:
     """Return the machine that this process runs on; ``gpus`` are the names that the driver gives them."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # All cores, not those that this process may use: workers may be bound to a few.
+    # All cores, not only those that this process may use: workers may be bound to a few.
     return Machine(processor=_processor(), cores=os.cpu_count() or 1, memory_gib=round(pages / 2**30), gpus=gpus)
 
 
 def default_path() -> Path:
-    """Where a profile is written and looked for when no file is named."""
+    """Return where a profile is written and looked for when no file is named."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thermocline" / "profile.json"
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write it in one step, so that a worker that starts now reads the old one or the new one."""
+    """Write the profile atomically, so that a worker that starts now reads the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
@@ -132,8 +133,10 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path, machine: Machine) -> Profile:
-    """Read the profile. Raises ConfigError, with the reason, for a file that cannot be read or is none; ProfileForeign
-    for one of another machine.
+    """Read the profile.
+
+    Raises ConfigError, with the reason, for a file that cannot be read or is none; ProfileForeign for one of another
+    machine.
     """
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=Profile)

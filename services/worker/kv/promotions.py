@@ -1,8 +1,8 @@
 """Promotions: host pages copied to the device ahead of demand, beside decoding (HotPrefix 3.4.3).
 
-They use the transfer thread that batches load on, and must not delay a load: a promotion is cut into pieces of
-one layer of a few pages, and each piece queues behind whatever has been asked of that thread meanwhile. So a load
-waits for one piece at most, which is why pieces are small. One promotion runs at a time, the others wait in order.
+They use the transfer thread that batches load on, and must not delay a load: a promotion is cut into pieces of one
+layer of a few pages, and each piece queues behind all loads submitted to that thread meanwhile. So a load waits for one
+piece at most, which is why pieces are small. One promotion runs at a time, the others wait in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIECE_PAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What became of one ``PromotePages``. ``bad_host_pages`` (packed int32) failed verification."""
+    """Outcome of one ``PromotePages``. ``bad_host_pages`` (packed int32) failed verification."""
 
     promotion_id: int
     reason: str  # "" when all pages are on the device.
@@ -36,6 +36,7 @@ class Promoted:
 
     @property
     def is_ok(self) -> bool:
+        """Whether all pages are on the device."""
         return not self.reason
 
 
@@ -46,11 +47,11 @@ class _Promotion:
     ended: Callable[[Promoted], None]
     pieces: Iterator[tuple[int, int]]  # (layer, first page)
     started_ns: int = 0
-    refusal: str = ""  # Why it is not to go on, other than pages that are wrong.
+    refusal: str = ""  # Why it must not go on, apart from wrong pages.
 
 
 class Promotions:
-    """Orders come from the compute thread, pieces run on the transfer thread that ``submit`` stands for."""
+    """Queued promotions. Orders come from the compute thread; pieces run on the transfer thread."""
 
     def __init__(
         self,
@@ -60,6 +61,11 @@ class Promotions:
         *,
         clock_ns: Callable[[], int],
     ) -> None:
+        """Begin with no promotions; ``submit`` runs pieces on the transfer thread, in order, or at once.
+
+        ``mover`` is used on that thread alone. A page has ``layers`` layers, and ``clock_ns`` gives the times in
+        outcomes.
+        """
         self._layers = layers
         self._mover = mover
         self._piece_pages = min(PIECE_PAGES, mover.piece_pages)
@@ -72,7 +78,7 @@ class Promotions:
         self._lock = threading.RLock()
 
     def add(self, order: PromotePages, copy: VerifiedCopy, ended: Callable[[Promoted], None]) -> None:
-        """Take an order whose ``copy`` has been opened; one that could not be is answered by its first piece."""
+        """Queue an order whose ``copy`` was opened; if opening failed, its first piece reports that."""
         starts = range(0, len(copy.pages), self._piece_pages)
         pieces = iter([(layer, start) for start in starts for layer in range(self._layers)])
         refusal = "" if copy.is_open else copy.pages.reason
@@ -82,25 +88,25 @@ class Promotions:
                 self._submit_piece()
 
     def cancel(self, storage_id: str, reason: str) -> None:
-        """Let promotions from this storage fail; the piece under way is the last that is written."""
+        """Fail promotions from this storage; the piece under way is the last that is written."""
         with self._lock:
             for promotion in self._queue:
                 if promotion.order.storage_id == storage_id:
                     promotion.refusal = promotion.refusal or reason
 
     def close(self) -> None:
-        """No piece begins after the one that runs now."""
+        """Begin no piece after the one that runs now."""
         with self._lock:
             self._is_closed = True
 
     def _submit_piece(self) -> None:
-        """Ask for the next piece, if there is any and the thread still takes work. Called with the lock."""
+        """Submit the next piece, if there is any and the thread still takes work. Called with the lock held."""
         self._is_submitted = bool(self._queue) and not self._is_closed
         if self._is_submitted:
             self._submit(self._run_piece)
 
     def _run_piece(self) -> None:
-        """On the transfer thread; never raises."""
+        """Run one piece, on the transfer thread; never raises."""
         with self._lock:
             if self._is_closed:
                 return
@@ -116,8 +122,10 @@ class Promotions:
             self._submit_piece()
 
     def _advance(self, promotion: _Promotion) -> bool:
-        """Copy one piece; False if there was none left. All pages are read even when one was wrong, so that every
-        wrong one is known. Where one is, the promotion fails as a whole, and its device pages are given away.
+        """Copy one piece; return False if there was none left.
+
+        All pages are read even when one was wrong, so that every wrong one is known. In that case the promotion fails
+        as a whole, and its device pages are reused.
         """
         piece = None if promotion.copy.pages.wrong.all() else next(promotion.pieces, None)
         if piece is None:
@@ -125,7 +133,7 @@ class Promotions:
         layer, start = piece
         try:
             promotion.copy.copy(self._mover, layer, start, self._piece_pages)
-            # A piece that is still on its way would be in the way of the next load.
+            # A piece still in flight would delay the next load.
             self._mover.drain()
             promotion.copy.judge(layer)
         except Exception as error:
@@ -133,7 +141,7 @@ class Promotions:
         return True
 
     def _settle(self, promotion: _Promotion) -> None:
-        """Nothing of it is written any more; what changed under it shows now."""
+        """Wait for a promotion's copies, then find pages that changed under them."""
         try:
             self._mover.drain()
             if not promotion.refusal:
@@ -149,7 +157,7 @@ class Promotions:
         return Promoted(
             promotion_id=promotion.order.promotion_id,
             reason=reason,
-            # A refused order says nothing about the pages that it names, only about itself.
+            # A refused order is at fault itself; its pages may be good.
             bad_host_pages=copy.pages.wrong_pages if copy.is_open else b"",
             pages=0 if reason else len(copy.pages),
             started_ns=promotion.started_ns,

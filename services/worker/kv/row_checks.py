@@ -1,4 +1,4 @@
-"""What must hold of rows before they may be used: checksums that the storage wrote beside the pages.
+"""Checks of rows before they may be used, against checksums that the storage wrote beside the pages.
 
 A checksum covers K then V of one page in one layer and is seeded with the page's identity (see ``PoolHandle``).
 """
@@ -14,8 +14,9 @@ import xxhash
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowChecks:
-    """``expected`` uint64 [pages, layers of the move], ``identities`` uint8 [pages, 16], ``wanted`` bool [pages]:
-    which pages are to be checked at all.
+    """``expected`` uint64 [pages, layers of the move], ``identities`` uint8 [pages, 16], ``wanted`` bool [pages].
+
+    ``wanted`` are the pages to be checked at all.
     """
 
     expected: npt.NDArray[np.uint64]
@@ -35,7 +36,10 @@ class RowChecks:
         return RowChecks(self.expected[entries], self.identities[entries], self.wanted[entries])
 
     def holds(self, row: npt.NDArray[np.uint8], page: int, layer: int) -> bool:
-        """Whether ``row`` (contiguous uint8 [2 * half_bytes]) is what entry ``page`` should be in entry ``layer``."""
+        """Return whether a row has the checksum of entry ``page`` in entry ``layer``.
+
+        ``row`` is contiguous uint8 [2 * half_bytes].
+        """
         if not self.wanted[page]:
             return True
         seed = int.from_bytes(self.identities[page, :8].tobytes(), "little")

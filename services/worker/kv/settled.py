@@ -1,8 +1,8 @@
-"""Waiting for the device: what steps have launched is done before anybody is told of it.
+"""Waiting for the device, so that launched work is done before it is reported.
 
 A GPU works on after the call that launched the work has returned. Other streams and other processes - loads,
-promotions, backups, saves, neighbours - are not ordered behind the stream that computes. So they hear of pages only
-when an event behind the writes has passed.
+promotions, backups, saves, neighbours - are not ordered behind the stream that computes. So pages are reported to them
+only when an event behind the writes has passed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _cuda: Any = torch.cuda
 
 
 def settle(device: torch.device) -> None:
-    """Return when everything that this thread has launched on ``device`` is done; at once on a CPU.
+    """Return when all work that this thread has launched on ``device`` is done; at once on a CPU.
 
     Errors of kernels show here. Raises DeviceFailed for one that leaves the GPU unusable to this process, and torch's
     own for others. Has not run on a GPU.

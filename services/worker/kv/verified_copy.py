@@ -1,9 +1,9 @@
-"""Host pages to device pages, verified: what a load on demand and a promotion ahead of demand have in common.
+"""Verified copies of host pages to device pages, for a load on demand and a promotion ahead of demand.
 
 The identity of every page is compared with the plan's, and each layer's checksum, seeded with that identity, for the
 pages that ``Verification`` draws (all of them by default). Some movers check a row before they write it, some after
-(``Verdict``). Either way a page that fails is marked before its layer is declared loaded, and whatever its device page
-holds then is void: the scheduler undoes the load, or the promotion, as a whole, and gives all its pages away.
+(``Verdict``). Either way a page that fails is marked before its layer is declared loaded, and the contents of its
+device page are void then: the scheduler undoes the load, or the promotion, as a whole, and reuses all its pages.
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ class VerifiedCopy:
     """Satisfies :class:`~services.worker.kv.page_order.PageCopy` for pages of a host pool."""
 
     def __init__(self, order: PageLoad | PromotePages, device_pages: int, verification: Verification) -> None:
+        """Unpack the lists of ``order``, and have ``verification`` draw the pages to check.
+
+        This worker's own pool has ``device_pages`` pages.
+        """
         self.pages = OrderPages(order)
         self._storage_id = order.storage_id
         self._device_pages = device_pages
         self._verification = verification
         self._wanted = verification.draw(self.pages.identities)
         self._pool: AttachedPool | None = None
-        # Of pieces that were launched: the layer, the entries and what becomes known of them.
+        # Launched pieces: the layer, the entries and their verdict.
         self._launched: deque[tuple[int, np.ndarray, Verdict]] = deque()
 
     def open(self, pools: HostPools) -> None:
-        """Check everything that can be checked before a byte moves."""
+        """Find the pool and check page numbers and identities, before a byte moves."""
         try:
             pool = pools.find(self._storage_id)
         except TransportError as error:
@@ -48,10 +52,11 @@ class VerifiedCopy:
 
     @property
     def is_open(self) -> bool:
+        """Whether the host pool is mapped and the order sound."""
         return self._pool is not None
 
     def copy(self, mover: PageMover, layer: int, start: int, count: int) -> None:
-        """See :class:`~services.worker.kv.page_order.PageCopy`."""
+        """Copy the usable pages and keep the mover's verdict; see :class:`~services.worker.kv.page_order.PageCopy`."""
         assert self._pool is not None
         assert count <= mover.piece_pages
         pages = self.pages
@@ -63,7 +68,10 @@ class VerifiedCopy:
             self._launched.append((layer, todo, verdict))
 
     def judge(self, layer: int) -> None:
-        """See :class:`~services.worker.kv.page_order.PageCopy`."""
+        """Mark pages by the verdicts on this layer and those before.
+
+        See :class:`~services.worker.kv.page_order.PageCopy`.
+        """
         while self._launched and self._launched[0][0] <= layer:
             of_layer, todo, verdict = self._launched.popleft()
             failed = verdict.wrong()
@@ -74,11 +82,12 @@ class VerifiedCopy:
                 self._verification.note_failure(self._storage_id)
 
     def confirm(self) -> None:
-        """Confirm pages: one that was given away during the copy has another identity by now, or none."""
+        """Mark pages that were reused during the copy: they have another identity by now, or none."""
         if self._pool is not None and not self._wanted.all():
             self._compare_identities()
 
     def failure(self) -> LoadFailure:
+        """Return the report on wrong pages, which names the storage."""
         return LoadFailure(storage_id=self._storage_id, host_pages=self.pages.wrong_pages, reason=self.pages.reason)
 
     def _checks(self, todo: np.ndarray, layer: int) -> RowChecks | None:

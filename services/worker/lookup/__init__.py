@@ -1,4 +1,4 @@
-"""Prompt lookup: how an answer may go on, proposed from its own prompt and answer, and verified in one step.
+"""Prompt lookup: continuations of an answer, proposed from its own prompt and answer, and verified in one step.
 
 Begin with :mod:`services.worker.lookup.prompt_lookup`.
 """

@@ -3,11 +3,11 @@
 A proposal is what followed the last tokens of a request when they last occurred in its prompt or answer (prompt lookup
 decoding). Its rows are computed beside the next one, each as a segment of its own, so that every row goes through the
 kernels of a decode step and has the bits that it has in any batch. The sampler then chooses a token from each row in
-turn, as it would have without proposals, up to the first that is not the one proposed. So tokens do not depend on what
-was proposed.
+turn, as it would have without proposals, up to the first that is not the one proposed. So tokens do not depend on
+proposals.
 
 The KV of rejected rows lies behind the computed tokens, in pages that are this request's alone, and is overwritten by
-the tokens that do come there.
+the tokens that follow.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ STEP_ROWS = 16
 
 
 class PromptLookup:
-    """Used by the compute thread only."""
+    """Proposals for the steps of one worker. Used by the compute thread only."""
 
     def __init__(self, most: int, saving: HiddenSaving, *, weight_bytes: int, token_bytes: int) -> None:
-        """Proposals have up to ``most`` tokens. Requests whose hidden states ``saving`` takes down get none, because
-        those of rejected rows would be among them, nor do those behind a sparse prefix. A step reads ``weight_bytes``,
-        and ``token_bytes`` for each token of KV.
+        """Propose up to ``most`` tokens at a time.
+
+        Requests whose hidden states ``saving`` records get none, because those of rejected rows would be among them,
+        nor do those behind a sparse prefix. A step reads ``weight_bytes``, and ``token_bytes`` for each token of KV.
         """
         self._most, self._saving = most, saving
         self._weight_bytes, self._token_bytes = weight_bytes, token_bytes
 
     def propose(self, work: Sequence[Work]) -> list[Work]:
-        """``work``, decode rows all, with proposals as far as rows are left; none is beyond its request's pages."""
+        """Return ``work``, decode rows alone, with proposals as far as rows and the requests' pages are left."""
         spare = STEP_ROWS - len(work)
         if spare <= 0:
             return list(work)
@@ -53,7 +54,7 @@ class PromptLookup:
         return proposing
 
     def note(self, done: Iterable[Computed]) -> None:
-        """Learn from what became of the proposals of a step."""
+        """Adapt the length of later proposals to how many tokens of a step's proposals were accepted."""
         for one in done:
             lookup = one.work.request.lookup
             if lookup is not None and not one.work.is_chunk:

@@ -1,4 +1,4 @@
-"""What prompt lookup keeps of one running request. It ends with the request."""
+"""The state of prompt lookup for one running request. It ends with the request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from services.worker.lookup.proposal_length import ProposalLength
 
 @dataclass(slots=True)
 class RequestLookup:
-    """The index is made when a proposal is first wanted. ``cost``: a row's in the step under way (``row_cost``)."""
+    """The proposals of one request.
+
+    The index is made when a proposal is first wanted. ``cost``: a row's in the step under way (``row_cost``).
+    """
 
     length: ProposalLength
     cost: int = 0

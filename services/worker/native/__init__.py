@@ -1,3 +1,4 @@
-"""The worker's C code, and the modules that call it: ``decode``, ``extend``, ``fused`` and ``page_rows``, each beside
-its C file. :mod:`build` compiles them.
+"""The worker's C code, and the modules that call it.
+
+These are ``decode``, ``extend``, ``fused`` and ``page_rows``, each beside its C file. :mod:`build` compiles them.
 """

@@ -1,7 +1,7 @@
-"""Compiles the kernels that serve every model into this user's cache: ``python -m services.worker.native``.
+"""Compile the kernels that serve every model into this user's cache: ``python -m services.worker.native``.
 
-``./task`` runs it after an installation, so that a machine without a compiler is told then. What depends on a model's
-shape is compiled when a worker loads the model.
+``./task`` runs it after an installation, so that a missing compiler is reported then. Kernels for a model's shape are
+compiled when a worker loads the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.guard import guarded
 
 
 def main() -> int:
-    """Exit code 0 in any case: what cannot be compiled is announced, and portable paths serve instead."""
+    """Compile, and return exit code 0 in any case: a failure is announced, and portable paths serve instead."""
     native_rows()
     for dtype in DTYPES:
         with contextlib.suppress(KernelsUnavailable):

@@ -1,7 +1,7 @@
-"""Compiles a C file of this folder for this machine and loads it: once per source, flags, compiler and processor.
+"""Compile a C file of this folder for this machine and load it: once per source, flags, compiler and processor.
 
-No library is needed to serve: its caller keeps a portable path for machines without a C compiler. What goes
-that way is logged and stands in :data:`missing`, which the worker's heartbeats report.
+No library is needed to serve: its caller keeps a portable path for machines without a C compiler. A library that is
+missing is logged and listed in :data:`missing`, which the worker's heartbeats report.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from shared.logs import get_logger
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
-_COMPILE_SECONDS = 60
+_COMPILE_SECONDS = 300  # Compilers differ, and so do loads: a minute was not enough for GCC 16 beside other work.
 _MESSAGE_CHARS = 4000
 
 missing: dict[str, str] = {}
-"""Libraries that this process asked for and does not have, and why."""
+"""Libraries that this process wanted and does not have, with the reasons."""
 
 Mirror = type[ctypes.Structure]
 
 
 class NotCompiled(Exception):
-    """There is no such library on this machine; says why."""
+    """There is no such library on this machine; the message says why."""
 
 
 def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors: Mapping[str, Mirror]) -> ctypes.CDLL:
@@ -37,7 +37,7 @@ def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors:
     ``constants`` are macros that the file expects to be defined. ``mirrors`` are the structures that Python fills, by
     their names in C: one whose size, or a field's name, place or size, differs there does not compile.
 
-    Raises NotCompiled, with what the compiler said, after it was announced.
+    Raises NotCompiled, with the compiler's message, after announcing it.
     """
     try:
         library = _load(name, flags, constants, mirrors)
@@ -49,7 +49,7 @@ def load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors:
 
 
 def announce_missing(name: str, reason: str) -> None:
-    """Tell operators that the portable path is taken instead of a library. The same reason is logged once."""
+    """Report to operators that the portable path is taken instead of a library. The same reason is logged once."""
     if missing.get(name) != reason:
         missing[name] = reason
         get_logger("worker").warning("native_code_missing", library=name, reason=reason)
@@ -73,7 +73,7 @@ def _load(name: str, flags: Sequence[str], constants: Mapping[str, int], mirrors
 
 
 def _assertions(mirrors: Mapping[str, Mirror]) -> Iterator[str]:
-    """C that compiles only where each structure is laid out as its mirror."""
+    """Yield C that compiles only where each structure is laid out as its mirror."""
     for name, mirror in mirrors.items():
         yield f'_Static_assert(sizeof({name}) == {ctypes.sizeof(mirror)}, "size of {name} and {mirror.__name__}");'
         for field, *_ in mirror._fields_:
@@ -84,25 +84,25 @@ def _assertions(mirrors: Mapping[str, Mirror]) -> Iterator[str]:
 
 
 def _compile(command: Sequence[str], unit: str, target: Path) -> ctypes.CDLL:
-    """Load what ``command`` makes of ``unit`` and keep it as ``target``, if its folder can be written to."""
+    """Compile ``unit`` by ``command``, load the library, and keep it as ``target`` if its folder is writable."""
     is_kept = True
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = tempfile.TemporaryDirectory(dir=target.parent)
     except OSError as error:
         get_logger("worker").warning(
-            "native_code_not_kept", reason=str(error), consequence="it is compiled anew at every start"
+            "native_code_not_kept", reason=str(error), consequence="it is compiled again at every start"
         )
         is_kept, folder = False, tempfile.TemporaryDirectory()
     with folder as scratch:
         built = Path(scratch) / target.name
         _run([*command, "-o", str(built)], unit)
-        # Two processes may compile at once; either result is good. What is not kept stays loaded without its file.
+        # Two processes may compile at once; either result is good. A library stays loaded without its file.
         return ctypes.CDLL(str(built.replace(target) if is_kept else built))
 
 
 def _run(command: Sequence[str], source: str = "") -> str:
-    """Return what ``command`` prints, with ``source`` as its input. Raises NotCompiled where it fails."""
+    """Return the output of ``command``, with ``source`` as its input. Raises NotCompiled where it fails."""
     try:
         done = subprocess.run(
             command, input=source, capture_output=True, encoding="utf-8", errors="replace", timeout=_COMPILE_SECONDS
@@ -117,7 +117,7 @@ def _run(command: Sequence[str], source: str = "") -> str:
 
 
 def _processor() -> str:
-    """Return what ``-march=native`` depends on: a home directory may be shared by unlike machines."""
+    """Return the facts that ``-march=native`` depends on: a home directory may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -111,7 +111,7 @@ INLINE void multiply_codes(const int bits, const int height, const int width, co
     #pragma GCC unroll 4
     for (int s = 0; s < width; s++) unit[s] = (const words *)matrix->weights + strips[s] * groups * units;
     for (int64_t g = 0; g < groups; g++) {
-        lanes sum[TALL][WIDE];
+        lanes sum[CODED_TALL][WIDE];
         #pragma GCC unroll 6
         for (int r = 0; r < height; r++) {
             #pragma GCC unroll 4
@@ -158,8 +158,10 @@ static void multiply_codes_tile(int height, int width, const factor *x, const ma
     switch (height * 8 + width) {
         CODES_TILE(1, 1) CODES_TILE(2, 1) CODES_TILE(3, 1) CODES_TILE(4, 1)
         CODES_TILE(1, 2) CODES_TILE(2, 2) CODES_TILE(3, 2) CODES_TILE(4, 2)
-#if WIDE == 4
+#if CODED_TALL == 6
         CODES_TILE(5, 1) CODES_TILE(6, 1) CODES_TILE(5, 2) CODES_TILE(6, 2)
+#endif
+#if WIDE == 4
         CODES_TILE(1, 4) CODES_TILE(2, 4) CODES_TILE(3, 4)
         default: /* Sums of two planes, or unpacked weights beside them, take more registers. */
             multiply_codes_tile(height, 2, x, matrix, strips, x_groups, sums, stride);

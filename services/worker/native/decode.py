@@ -32,9 +32,9 @@ _FLAGS = (
 class DecodeWork:
     """The decode rows of one step under one window, as the C code reads them.
 
-    tables int32 [n]: page tables one after the other. segments int32 [S, 4]: batch row, start in tables, first and
-    last partial. items int32 [N, 4], in the order in which they are computed: segment, first and last key, partial.
-    ``addresses`` are theirs, asked for once and not in every layer.
+    tables int32 [n]: page tables one after the other. segments int32 [S, 4]: batch row, start in tables, first and last
+    partial. items int32 [N, 4], in the order in which they are computed: segment, first and last key, partial.
+    ``addresses`` are those of the three arrays, looked up once and not in every layer.
     """
 
     tables: npt.NDArray[np.int32]
@@ -43,6 +43,7 @@ class DecodeWork:
     addresses: tuple[int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set ``addresses``; the arrays are contiguous."""
         addresses = tuple(array.ctypes.data for array in (self.tables, self.segments, self.items))
         object.__setattr__(self, "addresses", addresses)
 
@@ -51,6 +52,7 @@ class NativeDecode:
     """The compiled function for one shape of heads and pages. Make it with :func:`compile_decode`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        """Declare the functions of ``library``, which is ``decode.c`` compiled for one shape."""
         library.partial_bytes.restype = ctypes.c_int64
         self.partial_bytes = int(library.partial_bytes())
         self._partials = torch.empty(0, dtype=torch.uint8)
@@ -103,7 +105,7 @@ class NativeDecode:
 
 
 def compile_decode(geometry: KvGeometry, query_heads: int, slot: int = 0) -> NativeDecode | None:
-    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be.
+    """Compile the kernel, or load it from the cache of this user and machine; return None, announced, where that fails.
 
     ``slot`` is how many values lie from one slot of the pool to the next, 0 where nothing lies between them.
     """

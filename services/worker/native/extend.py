@@ -1,7 +1,7 @@
 """Prefill attention (``extend.c``), compiled for one shape of heads when a worker loads its model.
 
 Without it, or for a dtype that it lacks, the portable path of :mod:`services.worker.engine.cpu_attention` serves.
-Soft-capped scores are left to that one too.
+Soft-capped scores are left to that path too.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class ExtendWork:
 
     tables int32 [n]: page tables one after the other. segments int32 [S, 3]: start in tables, number of keys, position
     of the first key. bounds int32 [kv_heads or 1, T, 2]: the first position that a row sees and the one behind its
-    last, for each KV head or for all. ``addresses`` are theirs and those of the tiling, asked for once and not in
-    every layer.
+    last, for each KV head or for all. ``addresses`` are those of these arrays and of the tiling's, looked up once and
+    not in every layer.
     """
 
     tables: npt.NDArray[np.int32]
@@ -63,6 +63,7 @@ class ExtendWork:
     addresses: tuple[int, int, int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set ``addresses``; the arrays, those of the tiling included, are contiguous."""
         arrays = (self.tables, self.segments, self.tiling.tiles, self.tiling.units, self.bounds)
         object.__setattr__(self, "addresses", tuple(array.ctypes.data for array in arrays))
 
@@ -70,10 +71,11 @@ class ExtendWork:
 class NativeExtend:
     """The compiled function for one head dimension, group and dtype. Make it with :func:`compile_extend`.
 
-    Not thread-safe: what its units leave of the keys of a call is kept for the next one.
+    Not thread-safe: the memory for partial results is reused by the next call.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        """Declare the functions of ``library``, which is ``extend.c`` compiled for one shape."""
         library.part_bytes.restype = ctypes.c_int64
         self._part_bytes = int(library.part_bytes())
         self._parts = torch.empty(0, dtype=torch.uint8)
@@ -135,7 +137,7 @@ class NativeExtend:
 
 @functools.lru_cache(maxsize=64)
 def compile_extend(head_dim: int, group: int, dtype: torch.dtype, *, is_rounded: bool = False) -> NativeExtend | None:
-    """Compile, or take from the cache of this user and machine. None, announced, where it cannot be.
+    """Compile the kernel, or load it from the cache of this user and machine; return None, announced, where that fails.
 
     ``dtype`` is that of queries and output, and of K and V unless the pool ``is_rounded``.
     """

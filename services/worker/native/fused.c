@@ -42,6 +42,8 @@ typedef void job_t(const void *work, int row, int rows, team_t *team);
 int32_t is_tuned(void) {
 #if defined(__AVX512F__) && !(BFLOAT16 && defined(__AMX_BF16__))
     return 1;
+#elif AVX2_ALONE && !CODES
+    return 1;
 #else
     return 0;
 #endif

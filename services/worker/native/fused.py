@@ -24,15 +24,15 @@ _FLAGS = (
 )
 DTYPES = (torch.float32, torch.bfloat16)
 SCALE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""``scale_form_t``."""
+"""Values of ``scale_form_t`` in ``codes.h``."""
 
 
 class KernelsUnavailable(Exception):
-    """They cannot be compiled, loaded or used here; says why."""
+    """The fused kernels cannot be compiled, loaded or used here; the message says why."""
 
 
 class MatrixStruct(ctypes.Structure):
-    """``matrix_t``. Of elements, what follows ``bits`` stays zero."""
+    """``matrix_t``. In matrices of elements, the fields behind ``bits`` stay zero."""
 
     _fields_ = (
         *(("weights", ctypes.c_void_p), ("depth", ctypes.c_int64)),
@@ -42,13 +42,13 @@ class MatrixStruct(ctypes.Structure):
 
 
 class LowRankStruct(ctypes.Structure):
-    """``low_rank_t``."""
+    """``low_rank_t``: the two matrices of one adapter's term, and their ranks."""
 
     _fields_ = (("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("ranks", ctypes.c_int64))
 
 
 class LayerStruct(ctypes.Structure):
-    """``layer_t``; None is NULL."""
+    """``layer_t``: the weights of one layer; None is NULL."""
 
     _fields_ = (
         *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
@@ -58,7 +58,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class ShapeStruct(ctypes.Structure):
-    """``shape_t``."""
+    """``shape_t``: the sizes of a model."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("hidden", "query_heads", "kv_heads", "head_dim", "intermediate")),
@@ -67,7 +67,7 @@ class ShapeStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """``step_t``."""
+    """``step_t``: the tables and buffers of one step."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("rows", "threads")),
@@ -78,7 +78,7 @@ class StepStruct(ctypes.Structure):
 
 
 class DecodeStruct(ctypes.Structure):
-    """``decode_t``."""
+    """``decode_t``: the attention of a whole decode step."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("attend", "tables", "segments", "items", "partials")),
@@ -99,7 +99,7 @@ MIRRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights [outputs, inputs] as strips. ``memory`` is what they lie in."""
+    """Weights [outputs, inputs] as strips, which lie in ``memory``."""
 
     struct: MatrixStruct
     inputs: int
@@ -107,7 +107,7 @@ class Matrix:
 
     @property
     def outputs(self) -> int:
-        """Those of whole strips: a vocabulary may be a little smaller."""
+        """Outputs of whole strips: a vocabulary may be a little smaller."""
         return int(self.struct.strips) * LANES
 
     def part(self, first: int, outputs: int) -> Matrix:
@@ -124,13 +124,15 @@ class Matrix:
 
 
 class FusedKernels:
-    """The library for one type of weights. Pointers are numbers, as ``Tensor.data_ptr`` gives them. Not thread-safe:
-    its calls share scratch memory.
+    """The C library for one type of weights.
+
+    Pointers are numbers, as ``Tensor.data_ptr`` gives them. Not thread-safe: its calls share scratch memory.
     """
 
     def __init__(self, dtype: torch.dtype, *, has_codes: bool = False, is_rounded: bool = False) -> None:
-        """Those that ``has_codes`` take matrices of codes, too; pools that are ``is_rounded`` get K and V rounded.
+        """Compile or load the library.
 
+        Kernels that ``has_codes`` take matrices of codes, too; pools that are ``is_rounded`` get K and V rounded.
         Raises KernelsUnavailable.
         """
         if dtype not in DTYPES:
@@ -163,7 +165,7 @@ class FusedKernels:
 
     @property
     def are_tuned(self) -> bool:
-        """Whether they were measured to be faster than oneDNN on processors with this one's instructions."""
+        """Whether the kernels were measured to be faster than oneDNN on processors with this one's instructions."""
         return bool(self._library.is_tuned())
 
     def scratch(self, inputs: int, intermediate: int = 0) -> int:
@@ -174,11 +176,11 @@ class FusedKernels:
         return self._scratch.data_ptr()
 
     def first_outside(self, numbers: torch.Tensor, limit: int) -> int:
-        """Where int64 [n] ``numbers``, contiguous, first leaves ``[0, limit)``; -1 if nowhere."""
+        """Return the first place where ``numbers``, int64 [n] and contiguous, leave ``[0, limit)``; -1 if nowhere."""
         return int(self._library.first_outside(numbers.data_ptr(), len(numbers), limit))
 
     def linear(self, matrix: Matrix, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        """[rows, inputs] to [rows, outputs]."""
+        """Return x [rows, inputs] times the matrix, plus the bias, [rows, outputs]."""
         x = x.contiguous()
         result = x.new_empty(len(x), matrix.outputs)
         self._library.apply_linear(
@@ -194,7 +196,7 @@ class FusedKernels:
         return result
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm over the last dimension."""
+        """Return the RMSNorm of x over its last dimension."""
         x = x.contiguous()
         result = torch.empty_like(x)
         width = x.shape[-1]

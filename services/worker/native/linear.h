@@ -10,7 +10,10 @@
 
 #include <omp.h>
 #include <string.h>
-#if defined(__AVX512F__)
+
+/* Registers of 32 bytes, with fused multiply and add, are the widest. */
+#define AVX2_ALONE (!defined(__AVX512F__) && defined(__AVX2__) && defined(__FMA__))
+#if defined(__AVX512F__) || AVX2_ALONE
 #include <immintrin.h>
 #endif
 
@@ -19,9 +22,15 @@
 #define BLOCK 96 /* Rows that are taken through all stages before the next ones. */
 #if defined(__AVX512F__)
 #define TALL 6 /* Rows and strips of the largest tiles: 24 sums, 4 weights and a factor fit 32 registers. */
+#define CODED_TALL 6
 #define WIDE 4
+#elif AVX2_ALONE
+#define TALL 6 /* A strip is two registers, one after the other: 12 sums, 2 weights and a factor fit 16. */
+#define CODED_TALL 4
+#define WIDE 2
 #else
 #define TALL 4
+#define CODED_TALL 4
 #define WIDE 2
 #endif
 #define STAGES 8
@@ -95,6 +104,45 @@ static void end_stage(team_t *team) {
     }
 }
 
+#if AVX2_ALONE
+/* As add_step, for half of a strip. */
+INLINE __m256 add_half_step(__m256 sum, __m256i weights, factor x) {
+#if BFLOAT16
+    __m256i odd = _mm256_and_si256(weights, _mm256_set1_epi32((int)0xffff0000)), even = _mm256_slli_epi32(weights, 16);
+    sum = _mm256_fmadd_ps((__m256)odd, _mm256_set1_ps(widen((element)(x >> 16))), sum);
+    return _mm256_fmadd_ps((__m256)even, _mm256_set1_ps(widen((element)x)), sum);
+#else
+    return _mm256_fmadd_ps((__m256)weights, _mm256_set1_ps(x), sum);
+#endif
+}
+
+/* x holds height factors for each step. sums [height, width]. GCC keeps lanes, which are wider than a register here, in
+   memory: so a strip is two halves. */
+INLINE void multiply(const int height, const int width, const factor *restrict x, const lanes *const *strips,
+                     int64_t depth, lanes *restrict sums) {
+    #pragma GCC unroll 2
+    for (int s = 0; s < width; s++) {
+        const __m256i *strip = (const __m256i *)strips[s];
+        __m256 low[TALL], high[TALL];
+        #pragma GCC unroll 6
+        for (int r = 0; r < height; r++) low[r] = high[r] = _mm256_setzero_ps();
+        for (int64_t k = 0; k < depth; k++) {
+            __m256i first = _mm256_load_si256(strip + 2 * k), second = _mm256_load_si256(strip + 2 * k + 1);
+            #pragma GCC unroll 6
+            for (int r = 0; r < height; r++) {
+                factor each = x[k * height + r];
+                low[r] = add_half_step(low[r], first, each);
+                high[r] = add_half_step(high[r], second, each);
+            }
+        }
+        #pragma GCC unroll 6
+        for (int r = 0; r < height; r++) {
+            __m256 *to = (__m256 *)&sums[r * width + s];
+            to[0] = low[r], to[1] = high[r];
+        }
+    }
+}
+#else
 /* x holds height factors for each step. sums [height, width]. */
 INLINE void multiply(const int height, const int width, const factor *restrict x, const lanes *const *strips,
                      int64_t depth, lanes *restrict sums) {
@@ -124,6 +172,7 @@ INLINE void multiply(const int height, const int width, const factor *restrict x
         for (int s = 0; s < width; s++) sums[r * width + s] = sum[r][s];
     }
 }
+#endif
 
 /* clang-format off */
 #define TILE(h, w) case (h) * 8 + (w): multiply(h, w, x, strips, depth, sums); return;
@@ -132,8 +181,10 @@ static void multiply_tile(int height, int width, const factor *x, const lanes *c
     switch (height * 8 + width) {
         TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1)
         TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2)
-#if WIDE == 4
+#if TALL == 6
         TILE(5, 1) TILE(6, 1) TILE(5, 2) TILE(6, 2)
+#endif
+#if WIDE == 4
         TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
 #endif
     }
@@ -244,7 +295,7 @@ static void linear(team_t *team, const matrix_t *matrix, const element *x, int64
     int64_t depth = matrix->depth;
     float low[target->adapters ? rows * target->most_ranks : 1];
     if (target->adapters) lower(target, x, stride, rows, depth * (int64_t)STEP, low);
-    int tiles = (rows + TALL - 1) / TALL;
+    int tall = matrix->bits ? CODED_TALL : TALL, tiles = (rows + tall - 1) / tall;
     for (int t = 0; t < tiles; t++) { /* From rows one behind the other to tiles, step by step. */
         int first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
         factor *packed = team->packed + first * depth;

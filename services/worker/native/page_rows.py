@@ -1,4 +1,4 @@
-"""Rows moved and checked by C code (``page_rows.c``), without the interpreter lock: the compute thread goes on."""
+"""Rows moved and checked by C code (``page_rows.c``) without the interpreter lock: the compute thread continues."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ class _Move(ctypes.Structure):
 
 
 class NativeRows:
-    """The compiled functions. Make it with :func:`native_rows`. Page numbers must lie inside the memory: the caller
-    checks them, the C code does not.
+    """The compiled functions; make them with :func:`native_rows`.
+
+    The caller checks that page numbers lie inside the memory; the C code does not.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        """Declare the functions of ``library``, which is ``page_rows.c`` compiled for this machine."""
         pointer = ctypes.c_void_p
         self._move_rows = library.move_rows
         self._move_rows.argtypes = [ctypes.POINTER(_Move)]
@@ -50,7 +52,7 @@ class NativeRows:
         self._hash_row.restype = ctypes.c_uint64
 
     def checksum(self, row: npt.NDArray[np.uint8], seed: int) -> int:
-        """xxh3_64 of a contiguous row of at least ``MIN_HASHED_BYTES``."""
+        """Return the xxh3_64 of a contiguous row of at least ``MIN_HASHED_BYTES``."""
         return int(self._hash_row(row.ctypes.data, row.nbytes, seed))
 
     def move(
@@ -69,8 +71,9 @@ class NativeRows:
         target_pages: PageNumbers,
         checks: RowChecks,
     ) -> Bools:
-        """Copy what verifies, from the bytes that were verified; without a target only check. Returns what is wrong,
-        bool ``[pages]``: such a page was not written in the layer where it is wrong.
+        """Copy the rows that verify, from the bytes that were verified; without a target only check.
+
+        Return which pages are wrong, bool ``[pages]``: such a page was not written in the layer where it is wrong.
         """
         pages, target_pages = np.ascontiguousarray(pages), np.ascontiguousarray(target_pages)
         expected = np.ascontiguousarray(checks.expected)
@@ -89,7 +92,7 @@ class NativeRows:
 
 
 def can_hash(half_bytes: int) -> bool:
-    """Whether rows of K and V are long enough for the C hash."""
+    """Return whether rows of K and V are long enough for the C hash."""
     return 2 * half_bytes >= MIN_HASHED_BYTES
 
 

@@ -1,6 +1,6 @@
-"""Messages between rank 0 and one other rank, over a socket that both have had since the rank was started.
+"""Messages between rank 0 and one other rank, over a socket pair that was made when the rank was started.
 
-Nothing queues in front of the socket: who sends waits, for a bounded time, until its buffer takes the message.
+Nothing queues in front of the socket: a sender waits, for a bounded time, until the socket's buffer takes the message.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 class ChannelClosed(TransportError):
-    """The other side is gone."""
+    """The other side has ended."""
 
 
 class Channel:
-    """One end. Sending and receiving may be two threads, but no more than one each."""
+    """One end of a channel. One thread may send while another one receives."""
 
     def __init__(self, connection: socket.socket, receives: Any, *, timeout_s: float) -> None:
-        """``receives`` is the type, or union, of messages that come; ``timeout_s`` bounds the wait when sending."""
+        """``receives`` is the type, or union, of incoming messages; ``timeout_s`` bounds the wait when sending."""
         self._socket = connection
         self._decoder = msgspec.msgpack.Decoder(receives)
         self.timeout_s = timeout_s
 
     def fileno(self) -> int:
+        """Return the socket's descriptor, to poll it."""
         return self._socket.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
@@ -45,7 +46,7 @@ class Channel:
             self._socket.settimeout(self.timeout_s)
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
         except TimeoutError as error:
-            raise TransportError(f"nothing was taken for {self.timeout_s} s") from error
+            raise TransportError(f"the other side took nothing for {self.timeout_s} s") from error
         except OSError as error:
             raise ChannelClosed(f"the other side is gone: {error.strerror}") from error
 
@@ -63,7 +64,7 @@ class Channel:
             raise CodecError(f"not a message between ranks: {error}") from error
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close this end; idempotent."""
         self._socket.close()
 
     def _read(self, count: int, timeout_s: float | None) -> bytes:

@@ -1,4 +1,4 @@
-"""The only exchanges between ranks while they compute: those of the model itself."""
+"""The exchanges between ranks while they compute: those of the model, and joins of what they need whole."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shared.errors import TransportError
 
 _LOCAL_HOST = "127.0.0.1"
 
-# torch leaves these names out of what the module declares.
+# torch leaves these names out of the module's declarations.
 _TCPStore: Any = getattr(dist, "TCPStore")  # noqa: B009
 _PrefixStore: Any = getattr(dist, "PrefixStore")  # noqa: B009
 
 
 def make_store(timeout_s: float) -> Any:
-    """Where the ranks of a group find one another, in the process of rank 0, on a port that the system chooses."""
+    """Make the store where the ranks of a group meet, in the process of rank 0, on a port that the system chooses."""
     return _TCPStore(_LOCAL_HOST, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
@@ -30,19 +30,19 @@ def join_store(port: int, timeout_s: float) -> Any:
     try:
         return _TCPStore(_LOCAL_HOST, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise TransportError(f"rank 0 is not reached: {error}") from error
+        raise TransportError(f"rank 0 cannot be reached: {error}") from error
 
 
 def separate_store(name: str, store: Any) -> Any:
-    """Return a part of ``store`` in which another group meets than in the rest."""
+    """Return a part of ``store`` for another group to meet in."""
     return _PrefixStore(name, store)
 
 
 class Collectives:
-    """Sums and joins tensors of all ranks. Every rank makes the same calls in the same order."""
+    """Sums and joins of tensors of all ranks. Every rank makes the same calls in the same order."""
 
     def __init__(self, ranks: int, *, through_host: bool = False) -> None:
-        """``through_host``: exchanges are of copies in host memory, which is slow and needs no NCCL."""
+        """``through_host``: tensors are exchanged by copies in host memory, which is slow and needs no NCCL."""
         self.ranks = ranks
         self._through_host = through_host
 
@@ -57,7 +57,7 @@ class Collectives:
         *,
         through_host: bool = False,
     ) -> Collectives:
-        """Blocks until all ranks have joined; ``timeout_s`` bounds that and every exchange. Raises TransportError."""
+        """Join; return when all ranks have. ``timeout_s`` bounds that and every exchange. Raises TransportError."""
         backend = "nccl" if device.type == "cuda" and not through_host else "gloo"
         if backend == "gloo":
             # All ranks are on this machine, and its name may resolve to an address that it does not have.
@@ -81,7 +81,7 @@ class Collectives:
         return tensor
 
     def concatenate(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``[..., n]`` of every rank to ``[..., ranks * n]``, in the order of the ranks. Raises TransportError."""
+        """Return ``[..., n]`` of every rank as ``[..., ranks * n]``, in rank order. Raises TransportError."""
         device, tensor = tensor.device, tensor.contiguous()
         if self._through_host:
             tensor = tensor.cpu()
@@ -91,7 +91,7 @@ class Collectives:
         return torch.cat(parts, dim=-1).to(device)
 
     def gather(self, shard: torch.Tensor, into: torch.Tensor) -> None:
-        """``[n, width]`` of every rank into ``[ranks * n, width]``, by rank. Raises TransportError."""
+        """Gather ``[n, width]`` of every rank into ``[ranks * n, width]``, by rank. Raises TransportError."""
         shard = shard.contiguous()
         with _exchanging():
             if not self._through_host:
@@ -102,14 +102,14 @@ class Collectives:
         into.copy_(torch.cat(on_host))
 
     def close(self) -> None:
-        """Leave; idempotent."""
+        """Leave the group; idempotent."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def _exchanging() -> Iterator[None]:
-    """Translate what gloo or NCCL raises: it is no fault of the model that is being computed."""
+    """Translate errors of gloo and NCCL to TransportError: they are no fault of the model that is being computed."""
     try:
         yield
     except RuntimeError as error:

@@ -15,15 +15,16 @@ from shared.errors import ConfigError
 
 _WIDTHS = (
     "intermediate_size",
+    "intermediate_size_mlp",
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )
-"""Inner widths of MLPs, of experts, and of experts that every token goes to, by model."""
+"""Names of inner widths of MLPs, of experts, and of shared experts, by model."""
 
 _BY_LAYER = ("num_attention_heads_per_layer",)
-"""Numbers of query heads, one for each layer, by model."""
+"""Names of numbers of query heads, one for each layer, by model."""
 
 _DOUBLED = {"mimo_v2_flash": "sliding_attention"}
 """Types whose code gives layers of one kind twice the KV heads that the configuration names."""
@@ -31,7 +32,7 @@ _DOUBLED = {"mimo_v2_flash": "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What belongs to ``rank`` of ``ranks``."""
+    """The share of ``rank`` among ``ranks``."""
 
     rank: int
     ranks: int
@@ -50,8 +51,9 @@ class Share:
         return range(first, first + 1)
 
     def rows(self, total: int, mine: int, kv_heads: int) -> range | None:
-        """Which of ``total`` rows of a weight are this rank's, given that it has ``mine``; None if neither division
-        nor repeated KV heads explain it.
+        """Return which of ``total`` rows of a weight are this rank's, given that it has ``mine``.
+
+        Return None if neither division nor repeated KV heads explain it.
         """
         if mine * self.ranks == total:
             return range(self.rank * mine, (self.rank + 1) * mine)
@@ -62,8 +64,9 @@ class Share:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """Return the configuration of each layer: where layers differ, the library has one for each. One stands for all
-    where ``config`` does not say how many there are.
+    """Return the configuration of each layer: where layers differ, the library has one for each.
+
+    A single one is for all layers where ``config`` does not say how many there are.
     """
     if getattr(config, "is_heterogeneous", False):
         return list(config.per_layer_config)
@@ -71,17 +74,17 @@ def layer_configs(config: Any) -> list[Any]:
 
 
 def head_dim_of(config: Any) -> int:
-    """Width of one head."""
+    """Return the width of one head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def kv_heads_of(config: Any) -> int:
-    """KV heads of a layer; a model that names none has one for every query head."""
+    """Return the KV heads of a layer; a model that names none has one for every query head."""
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def kv_heads_by_layer(config: Any) -> tuple[int, ...]:
-    """KV heads of each layer."""
+    """Return the KV heads of each layer."""
     doubled = _DOUBLED.get(config.model_type)
     kinds = getattr(config, "layer_types", None) or [None] * int(config.num_hidden_layers)
     return tuple(
@@ -91,7 +94,7 @@ def kv_heads_by_layer(config: Any) -> tuple[int, ...]:
 
 
 def keeps_latents(config: Any) -> bool:
-    """Whether layers that attend do so by latents, which are no rank's own."""
+    """Return whether layers that attend do so by latents, which every rank has whole."""
     return bool(getattr(config, "kv_lora_rank", None))
 
 
@@ -127,7 +130,7 @@ def config_of_rank(config: Any, ranks: int) -> Any:
             setattr(mine, name, value)
         return mine
     layers = list(config.per_layer_config)
-    # Of sizes that differ the layers have theirs; the others are those of any layer.
+    # Layers have sizes of their own where they differ; the other sizes are those of any layer.
     differing = set(config.per_layer_attributes)
     for name, value in _sizes_of_rank(layers[0], ranks).items():
         setattr(mine, name, value)
@@ -140,7 +143,7 @@ def config_of_rank(config: Any, ranks: int) -> Any:
 
 
 def _sizes_of_rank(config: Any, ranks: int) -> dict[str, Any]:
-    """Return what the configuration of a rank's share has else than that of the whole layer."""
+    """Return the fields of a rank's share of the configuration that differ from those of the whole layer."""
     sizes: dict[str, Any] = {
         "head_dim": head_dim_of(config),  # Otherwise models derive it from the number of heads, which is another now.
         "num_key_value_heads": max(1, kv_heads_of(config) // ranks),
@@ -152,8 +155,9 @@ def _sizes_of_rank(config: Any, ranks: int) -> dict[str, Any]:
 
 
 def _widths(config: Any) -> list[tuple[str, int | list[int]]]:
-    """Return what the configuration calls the inner widths of its MLPs and experts, and numbers of heads by layer, as
-    far as it has them: one for all layers, or one for each.
+    """Return the inner widths of MLPs and experts, and numbers of heads by layer, with their names.
+
+    The names are those in the configuration, as far as it has them. A value is one for all layers, or one for each.
     """
     found = [(name, getattr(config, name, None)) for name in (*_WIDTHS, *_BY_LAYER)]
     return [(name, width) for name, width in found if width and all(isinstance(each, int) for each in _each(width))]

@@ -1,8 +1,8 @@
 """Loads and attention in a group: no rank reads a layer before its pages are on that rank's device.
 
-Rank 0 makes all loads, so it has the gate. When its own attention passes a layer it tells the others how many have
-landed. A load that fails must not end the pass in one rank alone, because the others would wait in a collective for
-ever: the pass goes on everywhere over whatever the pages hold, and is thrown away at its end.
+Rank 0 makes all loads, so it has the gate. When its own attention passes a layer it tells the others how many layers
+are loaded. A load that fails must not end the pass in one rank alone, because the others would wait in a collective
+forever: the pass continues in all ranks over undefined pages, and its result is discarded at the end.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from shared.errors import InvariantViolated
 
 
 class TellingGate:
-    """The gate of rank 0 in one step: waits for ``gate`` and tells the other ranks."""
+    """The gate of rank 0 in one step, which tells the other ranks what is loaded."""
 
     def __init__(self, gate: LayerGate, number: int, layers: int, tell: Callable[[LayersLanded], None]) -> None:
+        """Wait for ``gate`` in step ``number``, and ``tell`` the other ranks how far it is.
+
+        The model has ``layers`` layers: after a failed load all of them count as loaded, so that no rank waits any
+        more.
+        """
         self._gate, self._number, self._layers, self._tell = gate, number, layers, tell
         self._told = 0
         self._rejected: LoadRejected | None = None
 
     def wait(self, layer: int) -> None:
-        """See :class:`~services.worker.engine.forward_meta.LayerGate`; never raises what the load failed with."""
+        """Wait for the layer's loads, and tell the other ranks. A failure is kept for :meth:`settle`."""
         if layer < self._told:
             return
         landed = layer + 1
@@ -36,21 +41,30 @@ class TellingGate:
         self._told = landed
         self._tell(LayersLanded(number=self._number, layers=landed))
 
+    @property
+    def is_rejected(self) -> bool:
+        """Whether a load has failed, so that layers from now on attend to undefined pages."""
+        return self._rejected is not None
+
     def settle(self) -> None:
-        """Call it after the pass. Raises LoadRejected if what it computed is not to be used."""
+        """Raise LoadRejected, after the pass, if a load failed, so that the pass's results must not be used."""
         if self._rejected is not None:
             raise self._rejected
 
 
 class ToldGate:
-    """The gate of another rank: waits for what rank 0 tells. ``receive`` returns the next order."""
+    """The gate of another rank, which waits for messages of rank 0."""
 
     def __init__(self, number: int, receive: Callable[[], Any]) -> None:
+        """Begin step ``number`` with no layer loaded; ``receive`` waits for the next order and returns it."""
         self._number, self._receive = number, receive
         self._landed = 0
 
     def wait(self, layer: int) -> None:
-        """Wait. Raises ChannelClosed when rank 0 is gone, which bounds the wait as the gate there is bounded."""
+        """Return when the layer's loads are complete.
+
+        Raises ChannelClosed when rank 0 is gone, which bounds the wait as rank 0's own gate is bounded.
+        """
         while self._landed <= layer:
             order = self._receive()
             if not isinstance(order, LayersLanded) or order.number != self._number:

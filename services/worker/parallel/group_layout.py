@@ -1,8 +1,8 @@
-"""How whole pages of a group lie in parts, for models whose layers do not all keep K and V of the same heads.
+"""How whole pages of a group are divided into parts, for models whose layers do not all keep K and V of the same heads.
 
 Whole pages are those of a worker with one rank, by a plane map of their own (:mod:`services.worker.kv.planes`). Every
-rank has a part of them, by another map: of K and V its KV heads, and of latents and of states all, because each rank
-computes them. *Spans* say which bytes are which.
+rank has a part of them, by another map: its KV heads of K and V, and all of latents and states, because each rank
+computes them. *Spans* map a part's bytes to those of whole pages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from services.worker.engine.probe import FoundKept
 from services.worker.kv.planes import (
@@ -44,7 +46,7 @@ class GroupLayout:
 
     @property
     def group_page_bytes(self) -> int:
-        """Bytes of a page in all ranks together: more than in one, as far as ranks keep the same."""
+        """Bytes of a page in all ranks together: more than in a whole page where ranks keep copies of the same."""
         return self.whole.geometry.page_bytes if self.is_by_heads else self.ranks * self.part.geometry.page_bytes
 
     def rounded(self) -> GroupLayout:
@@ -52,13 +54,13 @@ class GroupLayout:
         return replace(self, whole=rounded_map(self.whole), part=rounded_map(self.part))
 
     def spans(self, rank: int) -> tuple[PartSpan, ...]:
-        """Where all bytes of a rank's part belong."""
+        """Return where all bytes of a rank's part are in whole pages."""
         if self.is_by_heads:
             return (heads_span(self.whole.geometry, Share(rank, self.ranks).kv_heads(self.kv_heads[0])),)
         return tuple(self._spans(rank, range(len(self.whole.layers))))
 
     def read_spans(self, rank: int) -> tuple[PartSpan, ...]:
-        """Those of what no rank before has."""
+        """Return the spans of bytes that no rank before this one has."""
         if self.is_by_heads:
             return self.spans(rank) if self._is_first(rank, self.kv_heads[0]) else ()
         entries = [
@@ -88,10 +90,10 @@ class GroupLayout:
 
 
 def group_layout(found: FoundKept, config: Any, ranks: int, page_size: int) -> GroupLayout:
-    """Return the layout for a model of ``config``, whose share in a rank was found to keep ``found``. A ``page_size``
-    of 0 has one chosen, as for a worker with one rank.
+    """Return the layout for a model of ``config``; a rank was found to keep ``found`` of its share.
 
-    Raises UnsupportedModel where a layer has another number of heads than the configuration says.
+    Where ``page_size`` is 0, one is chosen, as for a worker with one rank. Raises UnsupportedModel where a layer has
+    another number of heads than the configuration says.
     """
     kv_heads = kv_heads_by_layer(config)
     kv_heads += (0,) * (len(found.kept) - len(kv_heads))  # Entries of states beside layers.
@@ -103,16 +105,7 @@ def group_layout(found: FoundKept, config: Any, ranks: int, page_size: int) -> G
     geometry = planes.geometry
     if planes.is_identity:
         heads = len(Share(0, ranks).kv_heads(geometry.kv_heads))
-        part = identity_map(
-            KvGeometry(
-                layers=geometry.layers,
-                kv_heads=heads,
-                head_dim=geometry.head_dim,
-                page_size=geometry.page_size,
-                dtype=geometry.dtype,
-            )
-        )
-        return GroupLayout(ranks, planes, part, kv_heads)
+        return GroupLayout(ranks, planes, identity_map(structs.replace(geometry, kv_heads=heads)), kv_heads)
     part = map_planes(found.shared, geometry.page_size, found.dtype)
     landing = tuple(planes.last_unit(number) for number in range(len(planes.layers)))
     return GroupLayout(ranks, planes, replace(part, landing=landing), kv_heads)
@@ -130,7 +123,7 @@ def _whole(kept: Kept, kv_heads: int, layer: int, ranks: int, config: Any) -> Ke
 def _of_heads(
     whole: LayerPlanes, part: LayerPlanes, first_head: int, dim: int, geometry: KvGeometry
 ) -> Iterator[PartSpan]:
-    """Spans of a layer's heads from ``first_head`` on, K and V at once."""
+    """Yield the spans of a layer's heads from ``first_head`` on, K and V at once."""
     for there in whole.parts:
         for here in part.parts:
             start = max(there.first_head, first_head + here.first_head)
@@ -141,7 +134,7 @@ def _of_heads(
 
 
 def _of_states(whole: LayerPlanes, part: LayerPlanes, geometry: KvGeometry, own: KvGeometry) -> Iterator[PartSpan]:
-    """Spans of a state, which is cut where planes of either map end."""
+    """Yield the spans of a state, which is cut where planes of either map end."""
     assert isinstance(whole.kept, StateKept)
     done, sizes = 0, (geometry.half_bytes, own.half_bytes)
     while done < whole.kept.nbytes:

@@ -1,4 +1,4 @@
-"""The end of a group: it cannot compute any more, whatever it is asked."""
+"""The end of a group: it cannot compute any more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from shared.errors import InternalError
 
 
 class GroupLost(InternalError):
-    """A rank died, hangs or failed in the middle of a step. It is no request's fault, and trying again does not help:
-    the worker has to end, and its requests go on at another.
+    """The loss of a group: a rank died, hangs or failed in the middle of a step.
+
+    It is no request's fault, and a retry does not help: the worker has to end, and its requests continue at another
+    one.
     """
 
     code = "group_lost"

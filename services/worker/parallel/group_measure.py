@@ -1,6 +1,6 @@
-"""What restoring costs a group, measured by its rank 0 at the first start with a model (see ``restore.first_measure``).
+"""The cost of restoring in a group, measured by its rank 0 at the first start with a model.
 
-All ranks take part in what is timed, with their shards and their all-gathers.
+All ranks take part in every timed run, with their shards and their all-gathers. See ``restore.first_measure``.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ def measure_group(
     enough_s: float,
     said: Callable[[str], None],
 ) -> RestorationProfile:
-    """Return ``here`` with figures for prefixes of these lengths, in tokens, whole pages; no further one is begun after
-    ``enough_s`` seconds. Overwrites the pool. Raises ConfigError where hidden states cannot be pages of their own.
+    """Return ``here`` with figures for prefixes of these lengths, in tokens, whole pages.
+
+    No further one is begun after ``enough_s`` seconds. Overwrites the pool. Raises ConfigError where hidden states
+    cannot be pages of their own.
     """
-    reap(PREFIX)  # What a measurement left that was killed.
+    reap(PREFIX)  # Left by measurements that were killed.
     figures: list[RestorationFigure] = []
     began_s = time.monotonic()
     for tokens in lengths:
@@ -78,7 +80,7 @@ def _measure(group: GroupRunner, here: RestorationProfile, tokens: int, rounds: 
         tokens=tokens,
         io_hidden_s=spent["transmit"] / tokens,
         io_kv_s=spent["load"] / (tokens * layers),
-        # With what of reading and joining projecting does not hide.
+        # Includes the part of reading and joining that projecting does not hide.
         compute_hidden_s=spent["restore"] / (tokens * layers),
         compute_token_s=spent["recompute"] / (tokens * layers),
     )
@@ -86,7 +88,7 @@ def _measure(group: GroupRunner, here: RestorationProfile, tokens: int, rounds: 
 
 @contextmanager
 def _sealed(geometry: KvGeometry, tokens: int) -> Iterator[HostPoolView]:
-    """Open a host pool of just ``tokens`` tokens, zeros, sealed under identities of their own."""
+    """Yield a host pool of just ``tokens`` tokens, zeros, sealed under identities of their own."""
     view = HostPoolView.create(PREFIX, geometry, tokens // geometry.page_size)
     try:
         for page in range(view.handle.pages):
@@ -135,7 +137,7 @@ def _restore(group: GroupRunner, pages: HiddenPages, tokens: int) -> Callable[[]
 
 
 def _transmit(group: GroupRunner, pages: HiddenPages, ranks: int) -> Callable[[], object]:
-    """One layer of rank 0's shard; the others read theirs at the same time."""
+    """Return a function that reads one layer of rank 0's shard; the other ranks read theirs at the same time."""
     _, mine = shard_of(Share(0, ranks), len(pages))
     shard = pages.part(mine.start, mine.stop)
     source = HiddenOfPages(shard, pinned_turns(group.pool.device, pages.geometry.unit_bytes))

@@ -21,10 +21,14 @@ from shared.memory.device_pool_view import check_device_handle
 from shared.memory.segment import SharedSegment
 from shared.messages.pools import PartSpan, PoolHandle, PoolPart
 
+# torch leaves these functions without types.
+_cuda: Any = torch.cuda
+
 
 def attach_part(handle: PoolHandle) -> DevicePool:
-    """Return the part of another rank, mapped by rank 0 to be written. Closing it removes its name too, which a rank
-    that was killed has left behind. Raises TransportError.
+    """Map the part of another rank in rank 0, for writing.
+
+    Closing it removes its name too, which a killed rank leaves behind. Raises TransportError.
     """
     check_device_handle(handle)
     if handle.kind == "shm":
@@ -36,8 +40,9 @@ def attach_part(handle: PoolHandle) -> DevicePool:
 
 @dataclass(frozen=True, slots=True)
 class PartOfPool:
-    """A rank's part: the ``heads`` that it has of every layer, or None where it has something else of some. ``spans``
-    say where its bytes belong in whole pages, ``read_spans`` those of what no part before it has.
+    """A rank's part: the ``heads`` that it has of every layer, or None where it does not have the same heads of all.
+
+    ``spans`` map its bytes to whole pages; ``read_spans`` are those of bytes that no part before it has.
     """
 
     pool: DevicePool
@@ -53,12 +58,14 @@ class PartOfPool:
 
 
 class GroupPool(DevicePool):
-    """Page p is page p of every part. It tells others how to map the parts, and has no bytes that could be seen as a
-    whole: attention of a rank goes over that rank's part, and movers go over all of them (``parts_mover``).
+    """The parts as one pool: page p is page p of every part.
+
+    Its handle describes the parts, and its bytes cannot be seen as a whole: a rank attends over its own part, and
+    movers move all parts (``parts_mover``).
     """
 
     def __init__(self, planes: PlaneMap, parts: Sequence[PartOfPool], for_cell: Sequence[PoolHandle]) -> None:
-        """``planes`` is the map of whole pages; ``parts`` in the order of the ranks, ``for_cell`` are their handles."""
+        """``planes`` is the map of whole pages; ``parts`` are in rank order, ``for_cell`` are their handles."""
         self.geometry = planes.geometry
         self.planes = planes
         self.parts = list(parts)
@@ -68,17 +75,21 @@ class GroupPool(DevicePool):
 
     @property
     def tensor(self) -> torch.Tensor:
+        """Not available: raises InvariantViolated, because the pool is not in one piece."""
         self._refuse()
 
     def k(self, layer: int) -> torch.Tensor:
+        """Raise InvariantViolated: the pool is not in one piece."""
         self._refuse()
 
     def v(self, layer: int) -> torch.Tensor:
+        """Raise InvariantViolated: the pool is not in one piece."""
         self._refuse()
 
     def rows(self, layer: int, half: int, slots: torch.Tensor) -> torch.Tensor:
-        """See :meth:`DevicePool.rows`: the heads of all parts side by side, on the device of rank 0. A step has to have
-        ended, with its last exchange behind what every rank has written. For parts by heads.
+        """Return the heads of all parts side by side, on the device of rank 0; see :meth:`DevicePool.rows`.
+
+        The step must have ended: its last exchange comes after every rank's writes. For parts by heads.
         """
         width = self.geometry.head_dim
         whole = torch.empty(
@@ -86,19 +97,35 @@ class GroupPool(DevicePool):
         )
         for part in self.parts:
             if part.heads is None or not part.read_spans:
-                continue  # With more ranks than KV heads, neighbours have the same.
+                continue  # With more ranks than KV heads, neighbours have the same head.
             columns = slice(part.heads.start * width, part.heads.stop * width)
             whole[:, columns] = part.pool.rows(layer, half, slots.to(part.pool.device))
         return whole
 
+    def put_kv(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Give every part its heads, see :meth:`DevicePool.put_kv`; on return every rank may read them.
+
+        For parts by heads. Raises InvariantViolated for others.
+        """
+        for part in self.parts:
+            if part.heads is None:
+                self._refuse()
+            device = part.pool.device
+            part.pool.put_kv(layer, slots.to(device), kv[:, part.heads.start : part.heads.stop].to(device))
+        for part in self.parts:
+            if part.pool.device.type == "cuda":  # Another process reads it, whose streams do not wait for ours.
+                _cuda.synchronize(part.pool.device)
+
     def bytes_view(self) -> npt.NDArray[np.uint8]:
+        """Raise InvariantViolated: the pool is not in one piece."""
         self._refuse()
 
     def memory(self) -> PageMemory:
+        """Raise InvariantViolated: the pool is not in one piece."""
         self._refuse()
 
     def handle(self) -> PoolHandle:
-        """How another process maps this pool, part by part."""
+        """Return how another process maps this pool, part by part. Raises InvariantViolated once it is closed."""
         if not self.parts:
             raise InvariantViolated("the device pool is closed")
         first = self._for_cell[0]
@@ -113,7 +140,7 @@ class GroupPool(DevicePool):
         )
 
     def close(self) -> None:
-        """Let go of all parts; idempotent."""
+        """Close all parts; idempotent."""
         while self.parts:
             self.parts.pop().pool.close()
 
@@ -122,7 +149,7 @@ class GroupPool(DevicePool):
 
 
 def _part_of(part: PartOfPool, handle: PoolHandle) -> PoolPart:
-    """Return what others are told of a part; of parts by spans what is read from it."""
+    """Return the description of a part for other processes, with the spans that they read from it."""
     first, count = (0, 0) if part.heads is None else (part.heads.start, len(part.heads))
     geometry, spans = (handle.geometry, part.read_spans) if part.heads is None else (None, ())
     return PoolPart(

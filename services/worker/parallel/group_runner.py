@@ -1,10 +1,10 @@
-"""Rank 0's side of a group: the ``forward`` of a whole model; this process computes a share."""
+"""The runner of rank 0: its steps are those of the whole model, and this process computes a share of each."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,10 @@ from services.worker.engine.model_runner import (
 )
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
 from services.worker.engine.states.running import StateSlots
+from services.worker.importance.important_prefix import ImportantPrefix
+from services.worker.importance.kept_kv import KeptInPages
 from services.worker.kv.device_pool import DevicePool
+from services.worker.parallel.choices import TellingChoices
 from services.worker.parallel.collectives import make_store
 from services.worker.parallel.gates import TellingGate
 from services.worker.parallel.group_lost import GroupLost
@@ -36,6 +39,7 @@ from services.worker.parallel.orders import (
     LetGoHidden,
     MakePool,
     MeasureRoom,
+    PrefixInPart,
     ProveHidden,
     RankLoaded,
     RankMeasured,
@@ -60,92 +64,125 @@ from shared.messages.pools import KvGeometry
 
 
 class GroupRunner:
-    """What the worker asks of ``engine.model_runner.ModelRunner``, for paged steps. Not thread-safe."""
+    """The group in place of ``engine.model_runner.ModelRunner``, for paged steps alone. Not thread-safe."""
 
     def __init__(self, runner: ModelRunner, pool: GroupPool, ranks: Ranks, model: RankModel) -> None:
         """``runner`` computes rank 0's share, over the first part of ``pool``."""
         self._runner, self._ranks, self._model = runner, ranks, model
         self.pool: DevicePool = pool
-        self.weight_bytes: list[int] = []  # Of the parameters of each rank.
-        self.proofs = NOTHING_TO_PROVE  # Of the GPUs of all ranks together.
+        self.weight_bytes: list[int] = []  # Bytes of each rank's parameters.
+        self.proofs = NOTHING_TO_PROVE  # Those of all ranks' GPUs together.
         self.max_context = runner.max_context
         self.vocab_size = runner.vocab_size
         self.eos_token_ids = runner.eos_token_ids
-        self.model_bytes = runner.model_bytes  # Of this rank: the others read theirs meanwhile.
+        self.model_bytes = runner.model_bytes  # This rank's: the others read theirs at the same time.
         self.lookup_obstacle = "sums over ranks round by how many rows there are, so proposals could change tokens"
         self._steps = 0
-        self.mixes_adapters = False  # It serves none.
+        self.mixes_adapters = False  # A group serves no adapters.
         self.launcher: None = None  # The other ranks are told the tokens of a step.
         self._restoring: RankRestoring | None = None
+        self._prefixes = model.prefixes(runner)
+        self._numbers: dict[ImportantPrefix, int] = {}  # Of prefixes that the other ranks know.
+        self._prefixes_opened = 0
+        self._ended: list[int] = []  # Numbers of prefixes of whose end the other ranks are not told yet.
 
     @property
     def geometry(self) -> KvGeometry:
+        """Sizes of whole pages, with the heads of all ranks."""
         return self.pool.geometry
 
     @property
     def model(self) -> Any:
-        """Rank 0's share of the model."""
+        """Rank 0's share of the Hugging Face model."""
         return self._runner.model
 
     @property
     def state_slots(self) -> StateSlots:
-        """See ``ModelRunner.state_slots``: every rank has the states of a request in the same slot."""
+        """Slots for layer states within pages, see ``ModelRunner``: a request has the same slot in all ranks."""
         return self._runner.state_slots
 
     @property
     def ranks(self) -> int:
+        """Number of ranks, this one included."""
         return self._model.share.ranks
 
     @property
     def parts(self) -> GroupPool:
-        """The pool, for what moves its pages."""
+        """The pool, for movers of its pages."""
         assert isinstance(self.pool, GroupPool)
         return self.pool
 
     @property
     def rank_pids(self) -> dict[int, int]:
-        """Processes of the other ranks, by rank."""
+        """Process ids of the other ranks, by rank."""
         return self._ranks.pids
 
     @property
     def attention(self) -> AttentionBackend:
+        """Not available: raises InvariantViolated, because a group computes paged steps only."""
         raise InvariantViolated("a group computes paged steps only")
 
     def paged_step(self, meta: ForwardMeta) -> PagedStep:
-        """Not to be had: see :meth:`run`."""
+        """Raise InvariantViolated, see :meth:`run`."""
         raise InvariantViolated("a group computes paged steps only")
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
     ) -> torch.Tensor:
-        """Not to be had: the other ranks could not be told what another kind of step does."""
+        """Raise InvariantViolated: no order describes other steps to the other ranks."""
         raise InvariantViolated("a group computes paged steps only")
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor:
-        """See ``ModelRunner.forward``. Raises what the step's gate raises, GroupLost, and nothing else: a rank that
-        fails in the middle of a step leaves the others in it.
+        """Compute a step in all ranks, see ``ModelRunner.forward``.
+
+        Raises what the step's gate raises, GroupLost, and nothing else: a rank that fails in the middle of a step
+        leaves the others in it.
+        """
+        return self.forward_in_part(ids, positions, meta, last_rows, {})
+
+    def forward_in_part(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: ForwardMeta,
+        last_rows: torch.Tensor,
+        prefixes: Mapping[int, ImportantPrefix],
+    ) -> torch.Tensor:
+        """Compute a step in which segments of ``meta`` attend over a part of their prefixes, by a segment's number.
+
+        What layers choose is kept in pages of the group's pool (``KeptInPages``). Raises SelectionFailed, too, for a
+        prefix that cannot be chosen or read; see ``importance_step.ImportanceStep``.
         """
         self._steps += 1
         gate = None
         if meta.gate is not None:
             gate = TellingGate(meta.gate, self._steps, self.geometry.layers, self._ranks.tell)
-        self._ranks.tell(step_order(self._steps, ids, positions, meta, last_rows))
-        try:
-            logits = self._runner.forward(ids, positions, replace(meta, gate=gate), last_rows)
-        except GroupLost:
-            raise
-        except Exception as error:
-            raise self._ranks.lose(f"step {self._steps}: {type(error).__name__}: {error}") from error
+        in_part = tuple(self._in_part(segment, prefix) for segment, prefix in prefixes.items())
+        order = step_order(self._steps, ids, positions, meta, last_rows, in_part=in_part, ended=self._ended)
+        self._ended = []
+        by_number = {self._numbers[prefix]: prefix for prefix in prefixes.values()}
+        choices = TellingChoices(self._steps, by_number, gate, self._ranks.tell)
+        self._ranks.tell(order)
+        with self._losing(f"step {self._steps}"):
+            meta = replace(meta, gate=gate)
+            logits = self._prefixes.forward(order, ids, positions, meta, last_rows, choices.choose)
         if gate is not None:
             gate.settle()
+        choices.settle()
         return logits
 
+    def let_go_of_prefix(self, prefix: ImportantPrefix) -> None:
+        """Forget a prefix whose request has ended; the other ranks are told with the next step."""
+        number = self._numbers.pop(prefix, None)
+        if number is not None:
+            self._ended.append(number)
+
     def prove_projection(self, staging_bytes: int) -> KvProjection:
-        """Return what knows the shape of hidden states and sees them in rank 0, once every rank has proven that its KV
-        follows from them. ``staging_bytes`` of each rank's device hold shards of hidden states. Raises
-        HiddenStatesUnsupported.
+        """Prove in every rank that its KV follows from hidden states, and return rank 0's projection.
+
+        ``staging_bytes`` of each rank's device hold shards of hidden states. Raises HiddenStatesUnsupported.
         """
         self._ranks.tell(ProveHidden(vocab_size=self.vocab_size, staging_bytes=staging_bytes))
         fault = ""
@@ -160,16 +197,16 @@ class GroupRunner:
         return self._restoring.projection
 
     def rows_at_once(self, page_size: int) -> int:
-        """See :meth:`RankRestoring.rows_at_once`; 0 where nothing is restored."""
+        """Return how many tokens are restored at once, see :class:`RankRestoring`; 0 where nothing is restored."""
         return 0 if self._restoring is None else self._restoring.rows_at_once(page_size)
 
     def restore(
         self, pages: HiddenPages, segment: Segment, recomputed: int, ids: Sequence[int], loads: LayerGate | None
     ) -> None:
-        """Restore the segment's tokens, whole pages with these ``ids``, from ``pages``, in all ranks at once; the first
-        ``recomputed`` layers from tokens.
+        """Restore the segment's tokens from ``pages`` in all ranks at once.
 
-        Raises PiecesRefused where a rank cannot trust its shard, what ``loads`` raises, and GroupLost.
+        The tokens are whole pages with these ``ids``. The first ``recomputed`` layers are restored from tokens. Raises
+        PiecesRefused where a rank cannot trust its shard, what ``loads`` raises, and GroupLost.
         """
         if self._restoring is None:
             raise HiddenStatesUnsupported("this group cannot restore KV from hidden states")
@@ -193,36 +230,30 @@ class GroupRunner:
             gate = TellingGate(loads, self._steps, self.geometry.layers, self._ranks.tell)
         first, last = segment.context // geometry.page_size, segment.length // geometry.page_size
         self._ranks.tell(order)
-        try:
+        with self._losing(f"restoration {self._steps}"):
             fault = self._restoring.run(order, gate, KvOfParts(pages, self.parts.parts, segment.pages[first:last]))
-        except GroupLost:
-            raise
-        except Exception as error:
-            raise self._ranks.lose(f"restoration {self._steps}: {type(error).__name__}: {error}") from error
         if gate is not None:
             gate.settle()
         if fault:
             raise PiecesRefused(fault)
 
     def let_go_of_hidden(self) -> None:
-        """Release a hidden pool that is gone in every rank."""
+        """Release, in every rank, a hidden pool that has ended."""
         if self._restoring is not None:
             self._restoring.let_go()
             self._ranks.tell(LetGoHidden())
 
     def settle(self) -> None:
-        """See ``ModelRunner.settle``, of the pools of all ranks: a step ends with a sum over the ranks, which each
-        rank joins behind its own last write. Raises GroupLost for what the device raises.
+        """Return when the pools of all ranks hold what steps have written, see ``ModelRunner.settle``.
+
+        A step ends with a sum over the ranks, which each rank joins after its own last write. Raises GroupLost for
+        errors of the device.
         """
-        try:
+        with self._losing(f"step {self._steps}"):
             self._runner.settle()
-        except GroupLost:
-            raise
-        except Exception as error:
-            raise self._ranks.lose(f"step {self._steps}: {type(error).__name__}: {error}") from error
 
     def warm_up(self) -> None:
-        """See ``model_runner.warm_up``."""
+        """Run a prefill and decode steps in all ranks, see ``model_runner.warm_up``."""
         warm_up(self)
 
     def on_lost(self, callback: Callable[[GroupLost], object]) -> None:
@@ -230,17 +261,42 @@ class GroupRunner:
         self._ranks.on_lost(callback)
 
     def close(self) -> None:
-        """End the ranks, then give all memory back."""
+        """End the ranks, then free all memory."""
         self._ranks.close()
         if self._restoring is not None:
             self._restoring.close()
         self._model.close()
         self.pool.close()
 
+    def _in_part(self, segment: int, prefix: ImportantPrefix) -> PrefixInPart:
+        """Return the order for a prefix over which a segment attends; a new prefix gets a number."""
+        assert isinstance(prefix.kept, KeptInPages)
+        if prefix not in self._numbers:
+            self._prefixes_opened += 1
+            self._numbers[prefix] = self._prefixes_opened
+        return PrefixInPart(
+            number=self._numbers[prefix],
+            segment=segment,
+            start=prefix.start,
+            end=prefix.end,
+            pages=pack_int32(prefix.kept.pages),
+        )
+
+    @contextlib.contextmanager
+    def _losing(self, what: str) -> Iterator[None]:
+        """Lose the group where ``what`` fails in this rank, as the others stay in it."""
+        try:
+            yield
+        except GroupLost:
+            raise
+        except Exception as error:
+            raise self._ranks.lose(f"{what}: {type(error).__name__}: {error}") from error
+
 
 def end_when_lost(runner: GroupRunner, life: Lifecycle) -> None:
-    """Let a group that cannot compute any more take this process with it, which a supervisor starts anew. There is
-    nothing to drain: what runs goes on at another worker.
+    """End this process when its group cannot compute any more; a supervisor starts it again.
+
+    There is nothing to drain: its requests continue at another worker.
     """
     loop = asyncio.get_running_loop()
 
@@ -249,7 +305,7 @@ def end_when_lost(runner: GroupRunner, life: Lifecycle) -> None:
         life.stop(EXIT_FAILED)
 
     def on_lost(_: GroupLost) -> None:
-        # A loop that has ended meanwhile has nothing left to be told.
+        # The loop may have ended meanwhile.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(end)
 
@@ -265,10 +321,11 @@ def load_group(
     room: RoomWish | None = None,
     launch: Launch = launch_process,
 ) -> GroupRunner:
-    """Load a model as ``start.ranks`` ranks and prove that the group serves it exactly. ``start`` is rank 0's order,
-    without a port. ``pages``, ``device_kv_bytes`` and ``sizer`` are as in ``ModelRunner.load``, for the group as a
-    whole; without any of them every rank finds out what its device has left of ``room``, and the least counts.
-    ``launch`` starts the processes of the other ranks.
+    """Load a model as ``start.ranks`` ranks and prove that the group serves it exactly.
+
+    ``start`` is rank 0's order, without a port. ``pages``, ``device_kv_bytes`` and ``sizer`` are as in
+    ``ModelRunner.load``, for the group as a whole; without any of them every rank measures what its device has left of
+    ``room``, and the least counts. ``launch`` starts the processes of the other ranks.
 
     Raises OperatorError with the reason why it cannot be served, naming the rank if it is not this one.
     """
@@ -289,7 +346,7 @@ def load_group(
             group = _prove(model, ranks, undo, count)
         except OperatorError:
             raise
-        except Exception as error:  # Of a collective, mostly: the rank that failed has told why.
+        except Exception as error:  # Mostly of a collective: the rank that failed has reported why.
             raise ranks.reason() or error from error
         undo.pop_all()
     group.weight_bytes, group.proofs = weights, proofs
@@ -297,7 +354,7 @@ def load_group(
 
 
 def _meet(model: RankModel, ranks: Ranks, store: Any, *, through_host: bool) -> None:
-    """All ranks join the collectives, once each has its weights."""
+    """Have all ranks join the collectives, once each has its weights."""
     ranks.tell(JoinGroup(through_host=through_host))
     model.join(store, through_host=through_host)
 
@@ -311,7 +368,7 @@ def _pages(
     sizer: PoolSizer | None,
     room: RoomWish | None,
 ) -> int:
-    """Pages of the group's pool."""
+    """Return the pages of the group's pool."""
     if pages is None and device_kv_bytes is None and sizer is None and room is not None:
         ranks.tell(
             MeasureRoom(fraction=room.fraction, tokens=room.tokens, rows=room.rows, reserve_bytes=room.reserve_bytes)
@@ -320,7 +377,7 @@ def _pages(
         return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
     layout, planes = model.layout, model.layout.whole
     count = pages_of(model.model, planes, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
-    # Bytes are those of all ranks, and several may keep the same.
+    # Bytes are those of all ranks, and several may keep copies of the same.
     return count if pages is not None else count * planes.geometry.page_bytes // layout.group_page_bytes
 
 

@@ -1,5 +1,6 @@
-"""K and V of whole hidden pages into the parts of a group's pool, by rank 0: like its other loads, because a checksum
-covers all heads (ADR 0020).
+"""Copies of K and V from whole hidden pages into the parts of a group's pool.
+
+Rank 0 makes them, as its other loads: a checksum covers all heads (ADR 0020).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from services.worker.kv.movers.protocol import Fence
 from services.worker.kv.page_memory import PageNumbers
 from services.worker.parallel.group_pool import PartOfPool
 from services.worker.restore.hidden_page_source import HiddenPages, unit_memory
-from services.worker.restore.refusals import PiecesRefused
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of one unit that are staged at a time."""
@@ -36,20 +36,17 @@ class KvOfParts:
         self._index = [index.to(pool.device) for _, pool in self._parts]
 
     def load(self, layer: int) -> None:
-        """See the protocol. Raises PiecesRefused too for a layer whose KV the pages do not hold."""
-        geometry = self._pages.geometry
-        first = geometry.layers - geometry.loaded_layers
-        if layer < first:
-            raise PiecesRefused(f"these hidden pages do not hold KV of layer {layer}")
-        for half in (0, 1):
-            unit = geometry.from_hidden + 2 * (layer - first) + half
+        """Copy a layer's K and V into every part. Raises PiecesRefused also where the pages lack the layer."""
+        for half, unit in enumerate(self._pages.kv_units(layer)):
             for start in range(0, len(self._pages), self._step):
                 self._spread(unit, layer, half, slice(start, min(start + self._step, len(self._pages))))
 
     def fence(self) -> Fence | None:
+        """Return None: no fence covers these loads, and :meth:`drain` waits for them."""
         return None
 
     def drain(self) -> None:
+        """Wait for the GPUs of all parts."""
         for _, pool in self._parts:
             if pool.device.type == "cuda":
                 _cuda.synchronize(pool.device)

@@ -1,7 +1,7 @@
 """One rank's share of a checkpoint: a model of the share's size, filled with slices of the weight files.
 
-No rank ever holds, or reads, what belongs to the others. Embeddings are whole in every rank. The head is divided by
-rows of the vocabulary; one that is tied to the embeddings is whole in rank 0 and is not computed by the others.
+No rank holds or reads the other ranks' shares. Embeddings are whole in every rank. The head is divided by rows of the
+vocabulary; one that is tied to the embeddings is whole in rank 0 and is not computed by the others.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from services.worker.parallel.division import (
     layer_configs,
 )
 from services.worker.parallel.plan import DivisionPlan, Style, layer_of
-from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, SummedModule, replace_module
+from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, JoinedNorm, SummedModule, replace_module
 from services.worker.parallel.stored_weights import Stored, StoredWeights
 from shared import progress
 from shared.errors import ConfigError, UnsupportedModel
-from shared.model_files import load_config
-from shared.quantisation import quantisation
 
 # Making an empty model patches torch's initialisers for as long as it takes.
 _MAKING = threading.Lock()
@@ -51,18 +49,18 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     """
     kind = dtype_of(config, dtype)
     check_divisible(config, share.ranks)
-    method = quantisation(load_config(model_dir))
-    if method is not None:
-        raise UnsupportedModel(f"{model_dir} is quantised with {method}, and ranks read unquantised weights only")
     model = _empty(config, share, kind)
     model.tie_weights()
     check_forward(model)
     keep_latents(model)
     name_layers(model)
     plan = DivisionPlan(model)
+    _widen(model, config, plan)
     head = _head(model, config, share)
     with torch.no_grad(), ExitStack() as files:
-        _fill(StoredWeights(model_dir, model, files), model, config, share, plan, head)
+        weights = StoredWeights(model_dir, model, files, kind)
+        _check_tied(model, weights)
+        _fill(weights, model, config, share, plan, head)
     if (model_dir / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
     model.eval().requires_grad_(False)
@@ -70,7 +68,7 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
 
 
 def has_sinks(config: Any, share: Share) -> bool:
-    """Whether layers of a model of ``config`` have attention sinks, which its modules show without weights."""
+    """Return whether layers of a model of ``config`` have attention sinks, which its modules show without weights."""
     with torch.device("meta"):
         model = _empty(config, share, torch.float32)
     return any(name.endswith(".sinks") for name, _ in model.named_parameters())
@@ -85,7 +83,10 @@ def _empty(config: Any, share: Share, kind: torch.dtype) -> Any:
 
 
 def dtype_of(config: Any, dtype: str) -> torch.dtype:
-    """Return the type of weights and KV. Raises ConfigError where there is no such type, or ``auto`` does not say."""
+    """Return the data type of weights and KV.
+
+    Raises ConfigError for an unknown one, or where ``auto`` is not in the configuration.
+    """
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(TORCH_DTYPES)}, not {dtype!r}")
     kind = TORCH_DTYPES[dtype] if dtype != "auto" else getattr(config, "dtype", None)
@@ -95,10 +96,12 @@ def dtype_of(config: Any, dtype: str) -> torch.dtype:
 
 
 def connect(model: Any, config: Any, share: Share, collectives: Collectives) -> None:
-    """Put the collectives into ``model`` that :func:`load_share` has made of ``config``."""
+    """Insert the collectives into ``model``, which :func:`load_share` has made of ``config``."""
     plan = DivisionPlan(model)
     for name in [*plan.divided(model, "rowwise"), *plan.divided(model, "summed")]:
         replace_module(model, name, SummedModule(model.get_submodule(name), collectives))
+    for name in plan.divided(model, "joined"):
+        replace_module(model, name, JoinedNorm(model.get_submodule(name), collectives, share.rank))
     name = _head_name(model)
     if _is_tied(model):
         if share.rank > 0:
@@ -107,8 +110,21 @@ def connect(model: Any, config: Any, share: Share, collectives: Collectives) -> 
         replace_module(model, name, JoinedHead(model.get_submodule(name), collectives))
 
 
+def _widen(model: Any, config: Any, plan: DivisionPlan) -> None:
+    """Give norms over the heads of all ranks their whole width."""
+    layers = layer_configs(config)
+    for name in plan.divided(model, "joined"):
+        layer, norm = layers[layer_of(name) or 0], model.get_submodule(name)
+        heads = int(layer.num_attention_heads) if name.endswith(".q_norm") else kv_heads_of(layer)
+        width = heads * head_dim_of(layer)
+        for key, parameter in list(norm.named_parameters(recurse=False)):
+            setattr(norm, key, torch.nn.Parameter(parameter.new_empty(width)))
+        if hasattr(norm, "normalized_shape"):
+            norm.normalized_shape = (width,)
+
+
 def _head(model: Any, config: Any, share: Share) -> str:
-    """Divide the head if that is to be; returns its name then, else ""."""
+    """Divide the head and return its name; return "" where it is tied or its rows do not divide, and stays whole."""
     name = _head_name(model)
     if _is_tied(model) or not _divides_vocabulary(config, share):
         return ""
@@ -132,12 +148,29 @@ def _is_tied(model: Any) -> bool:
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
+def _check_tied(model: Any, weights: StoredWeights) -> None:
+    """Raise UnsupportedModel for a head that is tied to the embeddings, and that the checkpoint has otherwise.
+
+    The library then takes the head as it is stored, in a model that is not divided.
+    """
+    if not _is_tied(model):
+        return
+    embedding = model.get_input_embeddings().weight
+    names = [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is embedding]
+    stored = [found for name in names if (found := weights.get(name)) is not None]
+    if len(stored) > 1 and any(not torch.equal(each.whole(), stored[0].whole()) for each in stored[1:]):
+        raise UnsupportedModel(
+            f"the checkpoint stores {' and '.join(names)}, which differ, while its configuration ties them: "
+            "set tie_word_embeddings to false in config.json"
+        )
+
+
 def _divides_vocabulary(config: Any, share: Share) -> bool:
     return int(config.vocab_size) % share.ranks == 0
 
 
 def _fill(weights: StoredWeights, model: Any, config: Any, share: Share, plan: DivisionPlan, head: str) -> None:
-    """Put this rank's slices into ``model``. Raises UnsupportedModel for what is missing or of another shape."""
+    """Copy this rank's slices into ``model``. Raises UnsupportedModel for missing or misshapen weights."""
     layers = layer_configs(config)
     found = [(name, tensor, weights.get(name)) for name, tensor in _tensors(model)]
     missing = [name for name, _, stored in found if stored is None]
@@ -163,11 +196,11 @@ def _part(
     style = "colwise" if head and module == head else plan.style(name) or plan.style(module)
     shape = stored.shape
     if style == "once" or (style == "rowwise" and kind == "bias"):
-        # Outputs are summed, so one rank alone adds it.
+        # Outputs are summed, so one rank alone adds the bias.
         return (stored.whole() if share.rank == 0 else torch.zeros(mine)) if shape == mine else None
     if style == "summed":
-        return None  # What every rank has whole, such as biases of experts, would be summed as well.
-    if style is None or len(shape) != len(mine):
+        return None  # Tensors that every rank has whole, such as biases of experts, would be summed as well.
+    if style in (None, "joined") or len(shape) != len(mine):
         return stored.whole() if shape == mine else None
     dim = _divided_dim(name, style, len(shape))
     others = [(size, own) for at, (size, own) in enumerate(zip(shape, mine, strict=True)) if at != len(shape) + dim]
@@ -185,8 +218,9 @@ def _divided_dim(name: str, style: Style, dims: int) -> int:
 
 
 def _parts(style: Style, total: int, mine: int, config: Any, share: Share) -> list[range]:
-    """Which of ``total`` rows or columns are this rank's ``mine``, none where no division explains it; ``config`` is
-    that of the layer.
+    """Return which of ``total`` rows or columns are this rank's ``mine``, none where no division explains it.
+
+    ``config`` is that of the layer.
     """
     kv_heads = kv_heads_of(config)
     if style == "qkv":
@@ -206,7 +240,7 @@ def _parts(style: Style, total: int, mine: int, config: Any, share: Share) -> li
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, tied ones once, and the buffers that checkpoints hold."""
+    """Yield the parameters, tied ones once, and the buffers that checkpoints hold."""
     yield from model.named_parameters()
     stored = model.state_dict(keep_vars=True)
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in stored)

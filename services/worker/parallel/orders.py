@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, and what they answer. Nothing of it leaves the machine, or the group."""
+"""Orders of rank 0 to the other ranks, and their answers. They stay on the machine and within the group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.messages.pools import KvDtype, PoolHandle
 
 
 class StartRank(Message, frozen=True):
-    """The first order: who the rank is and what it loads. ``store_port`` is where the ranks find one another."""
+    """The first order: which rank the process is and what it loads. ``store_port`` is where the ranks meet."""
 
     rank: int
     ranks: int
@@ -34,7 +34,7 @@ class StartRank(Message, frozen=True):
 
 
 class JoinGroup(Message, frozen=True):
-    """Every rank has its weights: join the collectives, and run the model once to see the shape of its KV.
+    """Join the collectives, now that every rank has its weights, and run the model once to find the shape of its KV.
 
     ``through_host``: without NCCL, which did not pass its proof in every rank.
     """
@@ -43,7 +43,7 @@ class JoinGroup(Message, frozen=True):
 
 
 class MeasureRoom(Message, frozen=True):
-    """Find out, in a step that all ranks take together, what is left on the device (``engine.gpu_room``)."""
+    """Measure, in a step that all ranks take together, the memory left on the device (``engine.gpu_room``)."""
 
     fraction: float
     tokens: int
@@ -52,18 +52,35 @@ class MeasureRoom(Message, frozen=True):
 
 
 class MakePool(Message, frozen=True):
-    """Make a part of ``pages`` pages, answer with its handles, then let the model answer the prompts by which rank 0
-    proves it, of ``probe_tokens`` each.
+    """Make a part of ``pages`` pages, answer with its handles, then compute the prompts that prove the model.
+
+    Rank 0 proves the model by these prompts, of ``probe_tokens`` each.
     """
 
     pages: int
     probe_tokens: int
 
 
+class PrefixInPart(Message, frozen=True):
+    """A prefix that segment ``segment`` of a step attends to in part: tokens ``[start, end)`` of its request.
+
+    Rank 0 gives every prefix a ``number`` of its own. What layers choose lies in ``pages`` (packed int32).
+    """
+
+    number: int
+    segment: int
+    start: int
+    end: int
+    pages: bytes
+
+
 class RunStep(Message, frozen=True):
-    """One step, see ``ModelRunner.forward``: numbers are packed int32. ``rows`` and ``contexts`` have an entry for each
-    segment, ``pages`` its page table, ``running`` the slot of its layers' states (none where no layer has any). If it
-    ``waits``, a layer's attention waits for ``LayersLanded``.
+    """Run one step, see ``ModelRunner.forward``: numbers are packed int32.
+
+    ``rows`` and ``contexts`` have an entry for each segment, ``pages`` its page table, ``running`` the slot of its
+    layers' states (none where no layer has any). If it ``waits``, a layer's attention waits for ``LayersLanded``. A
+    layer of a prefix ``in_part`` that has not chosen waits for ``TokensChosen``; ``ended`` are prefixes whose requests
+    have ended.
     """
 
     number: int
@@ -75,6 +92,23 @@ class RunStep(Message, frozen=True):
     pages: tuple[bytes, ...]
     waits: bool = False
     running: bytes = b""
+    in_part: tuple[PrefixInPart, ...] = ()
+    ended: bytes = b""
+
+
+class TokensChosen(Message, frozen=True):
+    """In step ``number``, what ``layer`` of prefix ``prefix`` attends over: its K and V are in all parts of the pool.
+
+    ``tokens`` are positions, packed int32: ``sets`` rows of equal length, one for every KV head of the model or one for
+    all. Where the choice ``is_void`` there are none, and nothing more is chosen in this step, whose result is not used.
+    """
+
+    number: int
+    prefix: int
+    layer: int
+    sets: int = 0
+    tokens: bytes = b""
+    is_void: bool = False
 
 
 class LayersLanded(Message, frozen=True):
@@ -85,8 +119,9 @@ class LayersLanded(Message, frozen=True):
 
 
 class ProveHidden(Message, frozen=True):
-    """Find out, in a pass that all ranks take together, whether KV follows from the model's hidden states. Once at the
-    most, between two steps; ``vocab_size`` is the model's.
+    """Test, in a pass that all ranks take together, whether KV follows from the model's hidden states.
+
+    At most once, between two steps; ``vocab_size`` is the model's.
     """
 
     vocab_size: int
@@ -94,10 +129,11 @@ class ProveHidden(Message, frozen=True):
 
 
 class RestoreRows(Message, frozen=True):
-    """Tokens ``[start, end)`` of one request come back from whole hidden pages (numbers packed int32, identities 16
-    bytes each) of the pool that ``handle`` maps. ``pages`` is the request's page table, packed, ``ids`` are the tokens,
-    packed, where layers are ``recomputed``, those that the hidden pages lack included. If it ``waits``, a layer's
-    attention waits for ``LayersLanded``.
+    """Restore tokens ``[start, end)`` of one request from whole hidden pages of the pool that ``handle`` maps.
+
+    Numbers of hidden pages are packed int32, identities 16 bytes each. ``pages`` is the request's page table, packed,
+    ``ids`` are the tokens, packed, where layers are ``recomputed``, those that the hidden pages lack included. If it
+    ``waits``, a layer's attention waits for ``LayersLanded``.
     """
 
     number: int
@@ -113,11 +149,11 @@ class RestoreRows(Message, frozen=True):
 
 
 class LetGoHidden(Message, frozen=True):
-    """A hidden pool is gone: unmap what was read last."""
+    """A hidden pool has ended: unmap the one that was read last."""
 
 
 class StopRank(Message, frozen=True):
-    """There will be no more steps."""
+    """Stop: there will be no more steps."""
 
 
 RankOrder = (
@@ -130,12 +166,13 @@ RankOrder = (
     | RestoreRows
     | LetGoHidden
     | LayersLanded
+    | TokensChosen
     | StopRank
 )
 
 
 class RankLoaded(Message, frozen=True):
-    """The rank has its weights, ``weight_bytes`` of them, and has proven what it uses of its GPU."""
+    """The rank has its weights, ``weight_bytes`` of them, and has proven its use of its GPU."""
 
     weight_bytes: int
     proofs: ProofTable = ProofTable()
@@ -148,8 +185,9 @@ class RankMeasured(Message, frozen=True):
 
 
 class RankReady(Message, frozen=True):
-    """The rank's part of the device pool: for rank 0, and for the rest of the cell (an exported GPU handle is good for
-    one taker).
+    """The rank's part of the device pool: for rank 0, and for the rest of the cell.
+
+    An exported GPU handle is good for one taker.
     """
 
     for_group: PoolHandle
@@ -157,13 +195,13 @@ class RankReady(Message, frozen=True):
 
 
 class RankProven(Message, frozen=True):
-    """Why this rank cannot restore KV from hidden states; "" if it can."""
+    """The reason why this rank cannot restore KV from hidden states; "" if it can."""
 
     fault: str = ""
 
 
 class RankFailed(Message, frozen=True):
-    """The rank ends, and why. ``is_refusal``: another start would end the same way."""
+    """The rank ends, for this reason. ``is_refusal``: another start would end the same way."""
 
     reason: str
     is_refusal: bool = False
@@ -173,9 +211,19 @@ RankAnswer = RankLoaded | RankMeasured | RankReady | RankProven | RankFailed
 
 
 def step_order(
-    number: int, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    number: int,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    meta: ForwardMeta,
+    last_rows: torch.Tensor,
+    *,
+    in_part: tuple[PrefixInPart, ...] = (),
+    ended: Sequence[int] = (),
 ) -> RunStep:
-    """Return the order for a step, with no more of its page tables than it reads."""
+    """Return the order for a step, with no more of its page tables than it reads.
+
+    ``in_part`` are prefixes that it attends to in part, ``ended`` the numbers of those that have ended.
+    """
     segments = meta.segments
     has_states = any(segment.running >= 0 for segment in segments)
     return RunStep(
@@ -188,6 +236,8 @@ def step_order(
         pages=tuple(pack_int32(one.pages[: pages_for(one.length, meta.page_size)]) for one in segments),
         waits=meta.gate is not None,
         running=pack_int32([segment.running for segment in segments]) if has_states else b"",
+        in_part=in_part,
+        ended=pack_int32(ended),
     )
 
 
@@ -197,7 +247,7 @@ def step_meta(order: RunStep, page_size: int, device: torch.device, gate: LayerG
 
 
 def unpacked(packed: bytes) -> torch.Tensor:
-    """Numbers of an order as int64."""
+    """Return the numbers of an order, packed int32, as int64."""
     return torch.from_numpy(np.frombuffer(packed, dtype="<i4").astype(np.int64))
 
 

@@ -1,7 +1,7 @@
-"""Moves whole pages into and out of the parts of a group's pool.
+"""A mover of whole pages into and out of the parts of a group's pool.
 
 A row's checksum covers all heads, so rows are gathered and checked as a whole, once, by rank 0. Then every part gets
-what it has of them: the bytes that were verified are the bytes that are divided. Heads go by a mover of the part's own,
+its share of them: the bytes that were verified are the bytes that are divided. Heads go by a mover of the part's own,
 spans, which are in host memory, by plain copies.
 """
 
@@ -30,7 +30,7 @@ PIECE_BYTES = 4 * 2**20
 
 
 class _Staging:
-    """Rows of one layer at a time: uint8 [pages, 2, half_bytes], which as a memory are the rows of every layer."""
+    """Rows of one layer at a time: uint8 [pages, 2, half_bytes], which serve as the rows of every layer."""
 
     def __init__(self, geometry: KvGeometry, pages: int) -> None:
         half = geometry.half_bytes
@@ -46,19 +46,19 @@ class _Staging:
 
 
 class _Part(Protocol):
-    """One rank's part, which is given and asked for rows of a layer: uint8 [pages, 2, half_bytes] of whole pages."""
+    """One rank's part, which gets and returns rows of a layer: uint8 [pages, 2, half_bytes] of whole pages."""
 
     mover: PageMover | None
 
     def put(self, layer: int, rows: npt.NDArray[np.uint8], device_pages: PageNumbers) -> None:
-        """Have ``device_pages`` hold what of ``rows`` is the part's."""
+        """Write the part's share of ``rows`` into ``device_pages``."""
 
     def take(self, layer: int, device_pages: PageNumbers, rows: npt.NDArray[np.uint8]) -> None:
-        """Put into ``rows`` what the part has, and no part before it."""
+        """Copy into ``rows`` the bytes that this part has and no part before it."""
 
 
 class _HeadsPart:
-    """Has some heads of every layer."""
+    """A part with some heads of every layer."""
 
     def __init__(self, heads: range, pool: DevicePool, mover: PageMover, pages: int, *, is_first: bool) -> None:
         """``is_first``: no part before it has these heads."""
@@ -84,12 +84,12 @@ class _HeadsPart:
 
 
 class _SpansPart:
-    """Has what spans say, in shared memory."""
+    """A part with the bytes of its spans, in shared memory."""
 
     mover: PageMover | None = None
 
     def __init__(self, pool: DevicePool, spans: Sequence[PartSpan], read: Sequence[PartSpan], layers: int) -> None:
-        """``spans`` are all that it has, ``read`` those of what no part before it has; of whole pages of ``layers``."""
+        """``spans`` are all of the part's, ``read`` those that no part before it has; of whole pages of ``layers``."""
         geometry = pool.geometry
         self._planes = pool.bytes_view().reshape(2 * geometry.layers, pool.pages, geometry.half_bytes)
         halves = [[(2 * layer + half, half) for half in (0, 1)] for layer in range(layers)]
@@ -126,7 +126,7 @@ class _AllFences:
 
 
 class PartsMover:
-    """Satisfies :class:`~services.worker.kv.movers.protocol.PageMover` for the pool of a group."""
+    """The :class:`~services.worker.kv.movers.protocol.PageMover` of a group's pool."""
 
     name: MoverName = "batched"
 
@@ -152,7 +152,10 @@ class PartsMover:
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Known:
-        """See :class:`PageMover`. Pages on another worker's GPU come through host memory, and have no checksums."""
+        """Gather and check rows as a whole, then copy each part's share; see :class:`PageMover`.
+
+        Pages on another worker's GPU come through host memory, and have no checksums.
+        """
         wrong = np.zeros(len(pages), dtype=bool)
         for at, layer in enumerate(layers):
             for piece in self._pieces(len(pages)):
@@ -163,20 +166,23 @@ class PartsMover:
         return Known(wrong)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        """Collect each page's rows from all parts, and write them to host memory; bytes that no part has are zero."""
         rows = target.host_rows()
         for layer in layers:
             for piece in self._pieces(len(pages)):
                 whole = self._staging.rows[: piece.stop - piece.start]
-                whole[...] = 0  # What no part has.
+                whole[...] = 0  # For bytes that no part has.
                 for part in self._parts:
                     part.take(layer, device_pages[piece], whole)
                 rows[pages[piece], layer] = whole
 
     def fence(self) -> Fence | None:
+        """Return the fences of all parts' movers as one; None when all loads are complete."""
         fences = [fence for fence in (mover.fence() for mover in self._movers()) if fence is not None]
         return _AllFences(fences) if fences else None
 
     def drain(self) -> None:
+        """Return when no part's mover is writing any more."""
         for mover in self._movers():
             mover.drain()
 
@@ -184,11 +190,11 @@ class PartsMover:
         return [part.mover for part in self._parts if part.mover is not None]
 
     def _gather(self, source: PageMemory, layer: int, pages: PageNumbers, checks: RowChecks | None) -> Bools:
-        """Stage whole rows; which of them are good."""
+        """Stage whole rows, and return which of them are good, bool [pages]."""
         if source.array is not None:
             return gather_checked(source, self._staging.memory, layer, pages, checks)
         if checks is not None:
-            raise TransportError("rows on a GPU are verified where they are, and a group's are not in one piece")
+            raise TransportError("rows on a GPU are verified in place, and a group's rows are in parts")
         rows = source.device_bytes()
         held = rows[torch.from_numpy(pages.astype(np.int64)).to(rows.device), layer]
         self._staging.rows[: len(pages)] = held.cpu().numpy()

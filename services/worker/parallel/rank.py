@@ -1,6 +1,6 @@
 """Ranks 1 and up: load a share, join the group, then carry out step after step until told to stop.
 
-Such a process has no connection to the cell. When rank 0 is gone, however that came, it ends at once, in the middle of
+Such a process has no connection to the cell. When rank 0 has ended, for any reason, it ends at once, in the middle of
 a collective if need be, and removes its shared memory.
 """
 
@@ -16,6 +16,7 @@ from services.worker.engine.gpu_room import RoomWish
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.channel import Channel, ChannelClosed
+from services.worker.parallel.choices import ToldChoices
 from services.worker.parallel.collectives import join_store
 from services.worker.parallel.gates import ToldGate
 from services.worker.parallel.orders import (
@@ -50,16 +51,19 @@ Order = TypeVar("Order", JoinGroup, MakePool, StartRank)
 
 
 class Rank:
-    """One such process, from its first order to its last."""
+    """One process of a group besides rank 0, from its first order to its last."""
 
     def __init__(self, channel: Channel) -> None:
+        """Take orders from ``channel``, whose other end is rank 0's; it is not closed here."""
         self._channel = channel
         self._pool: DevicePool | None = None
         self._restoring: RankRestoring | None = None
 
     def run(self) -> int:
-        """Run; return the exit code. The collectives are left to the end of the process: leaving them in order would
-        wait for ranks that end at the same time.
+        """Run; return the exit code.
+
+        The collectives are left to the end of the process: leaving them in order would wait for ranks that end at the
+        same time.
         """
         self._end_with_rank_0()
         try:
@@ -93,6 +97,7 @@ class Rank:
         self._run_steps(model, model.runner(pool, vocab_size=0))
 
     def _run_steps(self, model: RankModel, runner: ModelRunner) -> None:
+        prefixes = model.prefixes(runner)
         while True:
             order = self._channel.receive()
             match order:
@@ -100,7 +105,9 @@ class Rank:
                     return
                 case RunStep():
                     meta = step_meta(order, runner.geometry.page_size, runner.pool.device, self._gate(order))
-                    runner.forward(unpacked(order.ids), unpacked(order.positions), meta, unpacked(order.last_rows))
+                    choices = ToldChoices(order.number, self._channel.receive)
+                    ids, positions, rows = (unpacked(each) for each in (order.ids, order.positions, order.last_rows))
+                    prefixes.forward(order, ids, positions, meta, rows, choices.choose)
                 case ProveHidden():
                     runner.vocab_size = order.vocab_size
                     self._channel.send(RankProven(fault=self._prove_hidden(model, runner, order.staging_bytes)))
@@ -116,7 +123,7 @@ class Rank:
         return ToldGate(order.number, self._channel.receive) if order.waits else None
 
     def _prove_hidden(self, model: RankModel, runner: ModelRunner, staging_bytes: int) -> str:
-        """Why nothing is restored from hidden states here; "" if it is from now on."""
+        """Return why nothing is restored from hidden states here; "" if it is from now on."""
         try:
             self._restoring = model.restoring(runner, staging_bytes)
         except HiddenStatesUnsupported as error:
@@ -127,17 +134,17 @@ class Rank:
         return _checked(self._channel.receive(), kind)
 
     def _fail(self, error: Exception) -> int:
-        """Tell rank 0 why this rank ends."""
+        """Report to rank 0 why this rank ends; return the exit code."""
         is_refusal = isinstance(error, OperatorError)
         _log.error("rank_failed", error=repr(error), exc_info=None if is_refusal else error)
         try:
             self._channel.send(RankFailed(reason=f"{type(error).__name__}: {error}", is_refusal=is_refusal))
-        except Exception as unsaid:  # Rank 0 learns of the end of this process as well.
+        except Exception as unsaid:  # Rank 0 notices the end of this process as well.
             _log.warning("rank_failure_unsaid", error=repr(unsaid))
         return EXIT_REFUSED if is_refusal else EXIT_FAILED
 
     def _end_with_rank_0(self) -> None:
-        """Whatever the main thread is in the middle of, this process does not outlive rank 0."""
+        """End this process when rank 0 ends, even if the main thread is in a collective."""
         signal.signal(signal.SIGTERM, lambda *_: self._end_now())
         die_with_parent()
         threading.Thread(target=self._watch_rank_0, name="watch", daemon=True).start()

@@ -1,14 +1,11 @@
 """Restoration of KV from hidden pages in a group: every rank runs it at the same time, over its own part of the pool.
 
 Each recomputes its share of the first layers, reads its shard of the hidden states, joins the shards by an all-gather,
-and projects them with its own K and V weights (HCache section 5). Rank 0 loads the layers that come back as KV for all.
+and projects them with its own K and V weights (HCache section 5). Rank 0 loads the layers that are kept as KV for all.
 In the end the ranks tell one another whether all went well, so that a restoration counts in all of them or in none.
 """
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import torch
@@ -24,11 +21,9 @@ from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPage
 from services.worker.restore.hidden_source import HiddenSource
 from services.worker.restore.kv_source import KvSource
 from services.worker.restore.layer_mix import LayerMix
-from services.worker.restore.pinned_turns import PinnedTurns, pinned_turns
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.restoration import Restoration, Sources
-from services.worker.restore.staging import StagingMemory
-from services.worker.thread_device import use_device
+from services.worker.restore.transmission import Transmission
 from shared.errors import InvariantViolated, ThermoclineError
 from shared.ids import DIGEST_BYTES
 from shared.memory import HostPoolView
@@ -36,27 +31,26 @@ from shared.messages.base import unpack_int32
 
 
 class RankRestoring:
-    """What one rank does of the restorations of its group. Used by the thread that computes; another transmits."""
+    """One rank's part in the restorations of its group. Used by the compute thread; a thread of its own transfers."""
 
     def __init__(
         self, runner: ModelRunner, collectives: Collectives, share: Share, *, staging_bytes: int, timeout_s: float
     ) -> None:
-        """All ranks make theirs at the same time: it proves that KV follows from hidden states in a pass that they take
-        together. Raises HiddenStatesUnsupported where it does not. ``staging_bytes`` hold shards; what they are joined
-        in takes half as much again.
+        """Prove that KV follows from hidden states, in a pass that all ranks take together.
+
+        All ranks make theirs at the same time. Raises HiddenStatesUnsupported where KV does not follow.
+        ``staging_bytes`` hold shards; the memory that joins them takes half as much again.
         """
         self.projection = KvProjection(runner)
         self._runner, self._collectives, self._share = runner, collectives, share
-        self._staging_bytes, self._timeout_s = staging_bytes, timeout_s
-        self._staging: StagingMemory | None = None
-        self._turns: PinnedTurns | None = None
-        self._view: HostPoolView | None = None  # Of the pool that was read last.
-        self._thread: ThreadPoolExecutor | None = None
+        self._timeout_s = timeout_s
+        self._transmission = Transmission(runner.pool.device, staging_bytes)
+        self._view: HostPoolView | None = None  # A view of the pool that was read last.
 
     def run(self, order: RestoreRows, gate: LayerGate | None, kv: KvSource | None = None) -> str:
-        """Restore; returns why what was restored cannot be used, "" if it can. ``kv`` loads for all ranks, in rank 0.
+        """Restore; return why the restored KV cannot be used, "" if it can. ``kv`` loads for all ranks, in rank 0.
 
-        Raises whatever leaves the others in a collective.
+        Raises errors that leave the other ranks in a collective.
         """
         faults = Faults()
         numbers = unpack_int32(order.hidden_pages)
@@ -77,12 +71,12 @@ class RankRestoring:
             segment,
             mix,
             Sources(source, NotedKv(kv, faults) if mix.loaded else None, ids if mix.recomputed else None),
-            staging=self._staging_memory() if mix.from_hidden else None,
+            staging=self._transmission.staging if mix.from_hidden else None,
             timeout_s=self._timeout_s,
             loads=gate,
             gather=gather,
         )
-        self._submit(restoration)
+        self._transmission.submit(restoration.run)
         try:
             restoration.begin()
             restoration.wait_all()
@@ -96,24 +90,25 @@ class RankRestoring:
         return (faults.first or f"{ranks} other ranks could not read their shards") if ranks else ""
 
     def rows_at_once(self, page_size: int) -> int:
-        """Tokens that the ranks restore together at the most, a multiple of ``page_size``; 0 if not even that fits."""
-        return self._staging_memory().rows(self.projection.shape, page_size)
+        """Return the most tokens that ranks restore together, a multiple of ``page_size``; 0 if no page fits."""
+        return self._transmission.staging.rows(self.projection.shape, page_size)
 
     def let_go(self) -> None:
-        """Unmap the hidden pool that was read last; its storage is gone."""
+        """Unmap the hidden pool that was read last, because its storage has ended."""
         if self._view is not None:
             self._view.close()
             self._view = None
 
     def close(self) -> None:
-        """Let the thread end, and unmap."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+        """End the thread once it is idle, and unmap."""
+        self._transmission.close()
         self.let_go()
 
     def _shard(self, order: RestoreRows, mine: range, faults: Faults) -> HiddenSource | None:
-        """Return this rank's tokens of the order's pages; None where there are none, or the fault was noted."""
+        """Return this rank's tokens of the order's pages.
+
+        Return None where there are none, or where they cannot be read, which is recorded in ``faults``.
+        """
         if not mine:
             return None
         try:
@@ -121,10 +116,10 @@ class RankRestoring:
         except (ThermoclineError, OSError) as error:
             faults.note(error)
             return None
-        return HiddenOfPages(pages, self._pinned_turns(pages.geometry.unit_bytes))
+        return HiddenOfPages(pages, self._transmission.turns(pages.geometry.unit_bytes))
 
     def _confirm(self, order: RestoreRows, faults: Faults) -> None:
-        """Look once more whether the pages of this rank's shard were given away meanwhile."""
+        """Check again that no page of this rank's shard was given away meanwhile; record a fault if one was."""
         _, mine = shard_of(self._share, len(unpack_int32(order.hidden_pages)))
         try:
             if mine:
@@ -133,8 +128,9 @@ class RankRestoring:
             faults.note(error)
 
     def _pages(self, order: RestoreRows, mine: range) -> HiddenPages:
-        """Return the pages. Raises PiecesRefused for what holds something else, TransportError for what cannot be
-        mapped.
+        """Return this rank's pages.
+
+        Raises PiecesRefused for pages with other contents, TransportError for a pool that cannot be mapped.
         """
         if self._view is None or self._view.handle.name != order.handle.name:
             self.let_go()
@@ -143,23 +139,6 @@ class RankRestoring:
         identities = np.frombuffer(order.identities, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
         part = slice(mine.start, mine.stop)
         return HiddenPages(self._view, numbers[part], identities[part])
-
-    def _staging_memory(self) -> StagingMemory:
-        if self._staging is None:
-            self._staging = StagingMemory(self._staging_bytes, self._runner.pool.device)
-        return self._staging
-
-    def _pinned_turns(self, unit_bytes: int) -> PinnedTurns | None:
-        if self._turns is None or self._turns.nbytes < unit_bytes:
-            self._turns = pinned_turns(self._runner.pool.device, unit_bytes)
-        return self._turns
-
-    def _submit(self, restoration: Restoration) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix="restoring", initializer=partial(use_device, self._runner.pool.device)
-            )
-        self._thread.submit(restoration.run)
 
 
 def check_order(order: RestoreRows) -> None:

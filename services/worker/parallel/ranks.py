@@ -1,7 +1,7 @@
-"""The processes of ranks 1 and up, as rank 0 has them: started, told, watched and ended together.
+"""The processes of ranks 1 and up, as rank 0 handles them: started, sent orders, watched and ended together.
 
 When one of them ends unasked, the others are killed at once: a collective that waits for a dead rank would otherwise
-wait for its timeout, and on a GPU it cannot be called off.
+wait for its timeout, and on a GPU it cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _log = logs.get_logger("worker")
 Answer = TypeVar("Answer", RankLoaded, RankMeasured, RankProven, RankReady)
 
 START_TIMEOUT_S = 1800.0
-"""Longest wait for a rank that loads; reading hundreds of gigabytes from a slow disk takes its time."""
+"""Longest wait for a rank that loads: reading hundreds of gigabytes from a slow disk takes long."""
 
 STOP_TIMEOUT_S = 5.0
 REASON_TIMEOUT_S = 2.0
-"""Longest wait for a rank that ended to have told why."""
+"""Longest wait for the reason that an ended rank may have reported."""
 
 
 class RankProcess(Protocol):
-    """What is asked of the process of a rank; see ``subprocess.Popen``."""
+    """The process of a rank, as far as rank 0 uses it; see ``subprocess.Popen``."""
 
     pid: int
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code. Raises subprocess.TimeoutExpired."""
+        """Return its exit code. Raises subprocess.TimeoutExpired."""
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill it, if it has not ended."""
 
 
 Launch = Callable[[StartRank, socket.socket], RankProcess]
@@ -69,7 +69,7 @@ class _Member:
 
 
 def launch_process(start: StartRank, orders: socket.socket) -> RankProcess:
-    """Return an interpreter of its own."""
+    """Start the rank in a Python process of its own, and return the process."""
     # Thread pools read this before any order comes.
     threads = {"OMP_NUM_THREADS": str(start.threads)} if start.threads else {}
     return subprocess.Popen(
@@ -81,11 +81,12 @@ def launch_process(start: StartRank, orders: socket.socket) -> RankProcess:
 
 
 class Ranks:
-    """Orders come from one thread at a time."""
+    """The processes of the other ranks. One thread at a time sends orders."""
 
     def __init__(self, starts: Sequence[StartRank], *, timeout_s: float, launch: Launch = launch_process) -> None:
-        """Start a process for each of ``starts`` and send it. ``timeout_s`` bounds every later wait for a rank to take
-        an order.
+        """Start a process for each of ``starts`` and send it that order.
+
+        ``timeout_s`` bounds every later wait for a rank to take an order.
         """
         self._lock = threading.Lock()
         self._lost: GroupLost | None = None
@@ -139,7 +140,7 @@ class Ranks:
         return [self._answer(member, kind) for member in self._members]
 
     def reason(self) -> Exception | None:
-        """Return a rank's report of its own end, if there is one; asked when a start has failed, and not afterwards."""
+        """Return a rank's report of its own end, if any. Only for a failed start: ranks send nothing else."""
         for member in self._members:
             try:
                 answer = member.channel.receive(REASON_TIMEOUT_S)
@@ -150,7 +151,7 @@ class Ranks:
         return None
 
     def lose(self, reason: str) -> GroupLost:
-        """Lose the group; the first reason counts, and is returned."""
+        """Declare the group lost, kill its ranks and call the callback; return the first such error."""
         with self._lock:
             first = self._lost is None
             self._lost = self._lost or GroupLost(reason)
@@ -187,7 +188,7 @@ class Ranks:
         except (TransportError, CodecError) as error:
             code = self._exit_code(member)
             ended = f"it ended with exit code {code}" if code is not None else error.message
-            # It may have been killed because of another, which has told why.
+            # It may have been killed because of another, which has reported why.
             raise self.reason() or InternalError(f"rank {member.rank} did not start: {ended}") from error
         if isinstance(answer, RankFailed):
             raise _failure(member.rank, answer)

@@ -1,8 +1,9 @@
-"""A rank's shard of hidden states, and the all-gather that makes the whole of the shards (HCache section 5, multi-GPU
-support): ranks read disjoint tokens, so that their links add up and nothing is read twice.
+"""A rank's shard of hidden states, and the all-gather that joins the shards (HCache section 5, multi-GPU support).
+
+Ranks read disjoint tokens, so that the bandwidths of their links add up and nothing is read twice.
 
 A shard that cannot be read must not end the restoration in one rank alone, because the others wait in a collective. So
-it is noted, and the whole restoration is refused in the end.
+it is recorded, and the whole restoration is refused in the end.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ from services.worker.restore.kv_source import KvSource
 
 
 def shard_of(share: Share, pages: int) -> tuple[int, range]:
-    """Pages of a shard, the same in every rank, and which of ``pages`` pages are this rank's; the last ranks may have
-    fewer, or none.
+    """Return the pages of a shard, the same in every rank, and which of ``pages`` pages are this rank's.
+
+    The last ranks may have fewer, or none.
     """
     each = -(-pages // share.ranks)
     return each, range(min(pages, share.rank * each), min(pages, (share.rank + 1) * each))
 
 
 class Faults:
-    """Why this rank's part of a restoration cannot be used; "" so far. Written by the transferring thread."""
+    """The reason why this rank's part of a restoration cannot be used, in ``first``; "" so far.
+
+    Written by the transferring thread.
+    """
 
     def __init__(self) -> None:
+        """Begin without a fault."""
         self.first = ""
 
     def note(self, error: Exception) -> None:
+        """Keep the first error, its type and message."""
         self.first = self.first or f"{type(error).__name__}: {error}"
 
 
@@ -43,7 +50,7 @@ class ShardSource:
         self._inner, self._faults = inner, faults
 
     def read(self, layer: int, start: int, end: int, into: torch.Tensor) -> None:
-        """See the protocol. What cannot be trusted, and what lies behind the last token, is left as it was."""
+        """Read a layer. Rows that cannot be trusted, and rows behind the last token, are left unchanged."""
         if self._inner is None or self._faults.first:
             return
         try:
@@ -54,12 +61,14 @@ class ShardSource:
 
 
 class NotedKv:
-    """A :class:`~services.worker.restore.kv_source.KvSource` that never raises. Without ``inner`` other ranks load."""
+    """A :class:`~services.worker.restore.kv_source.KvSource` whose loads never raise."""
 
     def __init__(self, inner: KvSource | None, faults: Faults) -> None:
+        """Load from ``inner``, and note its errors in ``faults``; where it is None, another rank loads."""
         self._inner, self._faults = inner, faults
 
     def load(self, layer: int) -> None:
+        """Load a layer; the first failure is recorded, and later layers are not loaded."""
         if self._inner is None or self._faults.first:
             return
         try:
@@ -68,22 +77,24 @@ class NotedKv:
             self._faults.note(error)
 
     def fence(self) -> Fence | None:
+        """Return the fence of ``inner``; None without one."""
         return None if self._inner is None else self._inner.fence()
 
     def drain(self) -> None:
+        """Return when ``inner``, if there is one, is writing nothing any more."""
         if self._inner is not None:
             self._inner.drain()
 
 
 class ShardGather:
-    """Joins the shards of one layer after the other. Every rank calls it for the same layers in the same order."""
+    """The all-gather of shards, layer by layer. Every rank calls it for the same layers in the same order."""
 
     def __init__(self, collectives: Collectives, rows: int, like: torch.Tensor) -> None:
-        """``rows`` of a shard, ``like`` an empty tensor [0, hidden] of their type and device."""
+        """``rows`` of a shard; ``like`` is an empty tensor [0, hidden] of their type and device."""
         self._collectives = collectives
         self._whole = like.new_zeros((collectives.ranks * rows, like.shape[1]))
 
     def whole(self, shard: torch.Tensor, tokens: int) -> torch.Tensor:
-        """[rows, hidden] of every rank to [tokens, hidden] of all, in memory that the next layer overwrites."""
+        """Return [tokens, hidden] from [rows, hidden] of every rank, in memory that the next layer overwrites."""
         self._collectives.gather(shard, self._whole)
         return self._whole[:tokens]

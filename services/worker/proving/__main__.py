@@ -1,7 +1,7 @@
-"""``python -m services.worker.proving --shape JSON``: proves every way of every part and prints the table as JSON.
+"""Prove every way of every part and print the table as JSON: ``python -m services.worker.proving --shape JSON``.
 
-``thermocline doctor --gpu`` runs this in a process of its own, because only workers import torch. It needs no model
-and may run beside a worker on the same GPU, as long as that has left some hundred megabytes.
+``thermocline doctor --gpu`` runs this in a process of its own, because only workers import torch. It needs no model and
+may run beside a worker on the same GPU, as long as some hundred megabytes are left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.guard import guarded
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1, with the reason, where there is no GPU. What did not pass is in the table."""
+    """Prove and print; return exit code 1, with the reason, where there is no GPU. Failed ways are in the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", required=True, help="ServedShape as JSON")
     options: Any = parser.parse_args(argv)

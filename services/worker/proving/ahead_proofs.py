@@ -1,4 +1,4 @@
-"""Proof of steps that are launched ahead: tokens that the device chooses, keeps, and sends home behind an event."""
+"""Proof of steps launched ahead: tokens that the device chooses, keeps, and copies to the host behind an event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.messages.requests import SamplingParams
 
 VOCAB_SIZE = 2053
 TURNS = 4
-"""Times that tokens are chosen from logits that depend on those before, with nothing read in between."""
+"""How often tokens are chosen from logits that depend on the tokens before, with nothing read in between."""
 
 PARAMS = (
     SamplingParams(max_tokens=1, temperature=0),
@@ -21,11 +21,11 @@ PARAMS = (
     SamplingParams(max_tokens=1, temperature=1.1, seed=3, top_k=40, min_p=0.01),
 )
 NEXT_ROWS = (1, 2, 3, 0)
-"""Requests change places at each turn, as they do where others have ended."""
+"""Requests change rows at each turn, as they do where others have ended."""
 
 
 def prove_ahead(shape: ServedShape) -> Speed | None:
-    """Prove that requests get the tokens that they get where each turn is read before the next."""
+    """Prove that requests get the same tokens as where each turn is read before the next. No speed is measured."""
     device, random = torch.device(shape.device), torch.Generator().manual_seed(0)
     # A row of logits for each token that may be the one before.
     logits = (torch.randn((VOCAB_SIZE, VOCAB_SIZE), generator=random) * 4).to(device)

@@ -24,14 +24,14 @@ from services.worker.proving.cases import (
     kinds,
     make_step,
     oracle_of,
-    seconds_of,
+    speed_of,
     steps,
 )
 from services.worker.proving.part import WrongResult
 from services.worker.proving.table import ServedShape, Speed
 
 Attend = Callable[..., torch.Tensor]
-"""Called with a Step, and what layers differ by (``cases.kinds``) by name."""
+"""Called with a Step, and the settings of a kind of layer (``cases.kinds``) by name."""
 
 KERNELS = "services.worker.kernels"
 
@@ -40,7 +40,7 @@ SPEED_ROWS, SPEED_CONTEXT = 16, 2047
 
 def prove_triton_attention(shape: ServedShape, package: str = KERNELS) -> Speed | None:
     """Prove the kernels of a package, such as ``services.worker.kernels``."""
-    # Imported here: a worker without Triton, or one that cannot load, is told so and goes on.
+    # Imported here: without a Triton that loads, this is the way's fault, and the worker continues.
     kernels: Any = importlib.import_module(package)
 
     def attend(step: Step, **settings: Any) -> torch.Tensor:
@@ -55,7 +55,7 @@ def prove_triton_attention(shape: ServedShape, package: str = KERNELS) -> Speed 
 
 
 def prove_torch_attention(shape: ServedShape) -> Speed | None:
-    """``services.worker.engine.torch_attention``."""
+    """Prove ``services.worker.engine.torch_attention``, in the place of kernels."""
 
     def attend(step: Step, **settings: Any) -> torch.Tensor:
         tables = page_tables(step.segments, shape.geometry.page_size, step.q.device)
@@ -68,8 +68,10 @@ def prove_torch_attention(shape: ServedShape) -> Speed | None:
 
 
 def prove_attention(shape: ServedShape, attend: Attend, attend_latents: Attend | None = None) -> Speed | None:
-    """Any backend: decode, prompts and both together, in all kinds of layers that the model has. Its speed is that of
-    K and V, or of latents, in decode. ``attend_latents`` is given their rank, too.
+    """Prove a backend in decode, prompts and both together, in all kinds of layers that the model has.
+
+    Its speed is that of K and V, or of latents, in decode. ``attend_latents`` is given their rank, too. Raises
+    WrongResult.
     """
     speeds = [_prove_kind(each, attend, "attention") for each in attended(shape)]
     for each in attended_latents(shape):
@@ -96,16 +98,15 @@ def _decode_speed(shape: ServedShape, attend: Attend, scaling: float) -> Speed |
         return None
     halves = 1 if shape.latents else 2
     step = decode_step(shape, SPEED_ROWS, SPEED_CONTEXT)
-    # A window that hides nothing, where all layers have one: it is compiled already.
+    # Where all layers have a window, one that hides nothing: its variant is compiled already.
     window = None if 0 in shape.windows else SPEED_CONTEXT + 1
     settings = {"scaling": scaling, "window": window, "softcap": shape.softcap or None}
-    spent = seconds_of(lambda: attend(step, **settings), shape.device)
     nbytes = halves * SPEED_ROWS * (SPEED_CONTEXT + 1) * step.k[0, 0].nbytes
-    return None if spent is None else Speed(value=nbytes / spent / 1e9, unit="GB/s")
+    return speed_of(lambda: attend(step, **settings), nbytes, shape.device)
 
 
 def prove_triton_kv_write(shape: ServedShape) -> Speed | None:
-    """Prove what captured steps write with, ``kv_write`` and ``latent_write``: rows to their slots, padding nowhere."""
+    """Prove captured steps' ``kv_write`` and ``latent_write``: rows go to their slots, padding nowhere."""
     kernels: Any = importlib.import_module("services.worker.kernels")
     for each in attended(shape):
         _prove_write(each, kernels.kv_write, halves=2)
@@ -115,7 +116,7 @@ def prove_triton_kv_write(shape: ServedShape) -> Speed | None:
 
 
 def _prove_write(shape: ServedShape, write: Callable[..., None], *, halves: int) -> None:
-    """``write`` is given rows and pools of so many halves, and slots."""
+    """Prove ``write``, which is called with rows and pools of so many halves, and slots."""
     step = make_step(shape, [(1, 40)] * 16)
     device, (slot_count, rows) = step.q.device, (step.k.shape[0] * step.k.shape[1], 16)
     random = torch.Generator().manual_seed(1)
@@ -132,7 +133,7 @@ def _prove_write(shape: ServedShape, write: Callable[..., None], *, halves: int)
 
 
 def prove_triton(shape: ServedShape) -> Speed | None:
-    """Triton is there, finds what it compiles with, and its programs run: the smallest kernel that there is."""
+    """Prove that Triton is installed, compiles, and that its programs run, with the smallest kernel."""
     kernels: Any = importlib.import_module("services.worker.kernels.add_one")
     device = torch.device(shape.device)
     numbers = torch.arange(1000, dtype=torch.int32, device=device)

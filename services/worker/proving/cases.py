@@ -1,4 +1,4 @@
-"""Steps of attention to prove it with, and what they must give: KV in shuffled pages of a pool, nonsense elsewhere."""
+"""Steps of attention for proofs, and their expected results: KV in shuffled pages of a pool, NaN elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.worker.engine.forward_meta import PagedTensors, Segment, paged_ten
 from services.worker.kv.device_pool import TORCH_DTYPES, kept_as
 from services.worker.kv.float8 import from_float8, to_float8
 from services.worker.proving.part import WrongResult
-from services.worker.proving.table import HeadsShape, ServedShape
+from services.worker.proving.table import HeadsShape, ServedShape, Speed
 from shared.messages.pools import KvGeometry
 
 STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
@@ -23,23 +23,25 @@ STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((130, 0), (17, 40)),
     ((1, 900), (40, 600), (1, 2), (64, 0)),
 )
-"""(rows, context) of the segments of each: decode alone, with keys that are split among programs; prompts; both."""
+"""(rows, context) of each step's segments: decode alone, with keys that are split among programs; prompts; both."""
 
 SHARED_TOKENS = 1024
 SHARED_STEP = ((1, 1300), (1, 1024), (1, 1100), (1, 1250), (1, 1299), (1, 1025), (1, 1150), (3, 1200))
-"""Requests that have a prefix of so many tokens, and the pages that hold it, in common."""
+"""Requests whose first tokens, so many, are in the same pages."""
 
 SHORT_WINDOW = 100
-"""A window of the model's is cut to this, so that it hides something from these steps."""
+"""The model's windows are cut to this, so that they hide something from these steps."""
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of one value, absolute and relative: rounding of the result, not of a different sum."""
+"""Largest deviation of one value, absolute and relative: rounding of the result, not of a different sum."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """q [T, heads, head_dim]; k and v [pages, page_size, kv_heads, head_dim], or of bytes, head_bytes, where they are
-    rounded, which lie as one layer of a pool does.
+    """A step over one layer, with q [T, heads, head_dim], k and v.
+
+    k and v are [pages, page_size, kv_heads, head_dim], or of bytes, head_bytes, where they are rounded, with the
+    strides of a pool's layer.
     """
 
     q: torch.Tensor
@@ -52,8 +54,10 @@ class Step:
 def make_step(
     shape: ServedShape, segments: Sequence[tuple[int, int]], *, seed: int = 0, shared_tokens: int = 0
 ) -> Step:
-    """Slots that hold no token of the step are NaN: what reads one is found out. All segments have the pages of the
-    first ``shared_tokens`` in common, as far as those are whole.
+    """Make a step of ``segments``, each (rows, context).
+
+    Slots that hold no token of it are NaN, so that a read of one shows. All segments share the pages of the first
+    ``shared_tokens``, as far as those are whole.
     """
     geometry, random = shape.geometry, np.random.default_rng(seed)
     values = geometry.kv_heads * geometry.head_dim
@@ -77,7 +81,7 @@ def make_step(
     pool = torch.from_numpy(np.stack([np.full_like(halves, np.nan), halves])).to(dtype)
     k, v = _heads(_kept(pool, geometry).to(device)[1].view(2, len(order), page_size, -1), geometry)
     total = sum(rows for rows, _ in segments)
-    # Models hand over Q as [heads, T, head_dim], transposed.
+    # Models pass Q as [heads, T, head_dim], transposed.
     q = torch.from_numpy(random.standard_normal((shape.query_heads, total, geometry.head_dim), dtype=np.float32))
     return Step(
         q.to(dtype).to(device).transpose(0, 1), k, v, tuple(made), paged_tensors(made, page_size, device)
@@ -85,16 +89,14 @@ def make_step(
 
 
 def steps(shape: ServedShape) -> Iterator[Step]:
-    """All that attention is proven with."""
+    """Yield all steps that attention is proven with."""
     for segments in STEPS:
         yield make_step(shape, segments)
     yield make_step(shape, SHARED_STEP, shared_tokens=SHARED_TOKENS)
 
 
 def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
-    """Return a decode step of ``rows`` requests over zeros, to time it: made on the device, and too large for its
-    cache.
-    """
+    """Return a decode step of ``rows`` requests over zeros, to time it: on the device, too large for its cache."""
     geometry, device = shape.geometry, torch.device(shape.device)
     count, dtype = pages_for(context + 1, geometry.page_size), TORCH_DTYPES[shape.computed_dtype]
     pages = np.arange(rows * count, dtype=np.int32).reshape(rows, count)
@@ -107,7 +109,7 @@ def decode_step(shape: ServedShape, rows: int, context: int) -> Step:
 
 
 def attended(shape: ServedShape) -> Iterator[ServedShape]:
-    """``shape`` for each kind of K and V: with one kind of heads, in its geometry, too."""
+    """Yield ``shape`` for each kind of K and V: with one kind of heads, in its geometry, too."""
     if shape.is_uniform:
         yield shape
     for heads in shape.heads:
@@ -115,7 +117,7 @@ def attended(shape: ServedShape) -> Iterator[ServedShape]:
 
 
 def attended_latents(shape: ServedShape) -> Iterator[ServedShape]:
-    """``shape`` for each kind of latents, as K of one head that is as wide as they are."""
+    """Yield ``shape`` for each kind of latents, as K of one head that is as wide as they are."""
     for kept in shape.latents:
         heads = HeadsShape(
             query_heads=kept.query_heads, kv_heads=1, head_dim=kept.rank + kept.rope, row_values=kept.row_values
@@ -129,7 +131,7 @@ def _of_heads(shape: ServedShape, heads: HeadsShape) -> ServedShape:
 
 
 def _row_values(shape: ServedShape) -> int:
-    """Values of a row of K or V in its page."""
+    """Return the values of a row of K or V in its page."""
     return shape.heads[0].row_values if shape.heads else shape.geometry.kv_heads * shape.geometry.head_dim
 
 
@@ -142,7 +144,7 @@ def _kept(rows: torch.Tensor, geometry: KvGeometry) -> torch.Tensor:
 
 
 def _heads(halves: torch.Tensor, geometry: KvGeometry) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V ``[pages, page_size, kv_heads, head_dim]`` in ``halves`` [2, pages, page_size, row values]."""
+    """Return K and V ``[pages, page_size, kv_heads, head_dim]`` in ``halves`` [2, pages, page_size, row values]."""
     pages, page_size, row = halves.shape[1:]
     _, width = kept_as(geometry)
     sizes = (pages, page_size, geometry.kv_heads, width)
@@ -152,7 +154,7 @@ def _heads(halves: torch.Tensor, geometry: KvGeometry) -> tuple[torch.Tensor, to
 
 
 def kinds(shape: ServedShape) -> list[dict[str, Any]]:
-    """Each kind of layer: window, softcap, chunk and sinks, as attention takes them by name."""
+    """Return each kind of layer: window, softcap, chunk and sinks, as attention takes them by name."""
     bounds: list[tuple[int | None, int | None]] = [
         (min(window, SHORT_WINDOW) or None, None) for window in shape.windows
     ]
@@ -169,7 +171,7 @@ def kinds(shape: ServedShape) -> list[dict[str, Any]]:
 
 
 def kind_name(kind: Mapping[str, Any]) -> str:
-    """Return what tells such a layer from others."""
+    """Return the window or chunk of such a layer, and whether it has sinks, for messages."""
     sinks = " and sinks" if kind["sinks"] is not None else ""
     if kind["chunk"] is not None:
         return f"chunks of {kind['chunk']}{sinks}"
@@ -185,7 +187,7 @@ def expected(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the oracle, on the processor and in float64, each segment whole: [T, heads, head_dim]."""
+    """Return the expected output of a step, [T, heads, head_dim], on the CPU in float64, each segment whole."""
     k, v = (values_of(half, step.q.shape[2]).cpu().flatten(0, 1) for half in (step.k, step.v))
     page_size, kv_heads = step.k.shape[1], step.k.shape[2]
     q = step.q.cpu().double().reshape(len(step.q), kv_heads, -1, step.q.shape[2])
@@ -211,13 +213,14 @@ def expected(
 
 
 def values_of(kept: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Return what a pool, or a part of one, stands for: [..., head_dim]."""
+    """Return the values that a pool, or a part of one, holds: [..., head_dim]."""
     return from_float8(kept, head_dim, torch.float32) if kept.dtype == torch.uint8 else kept
 
 
 def oracle_of(shape: ServedShape, step: Step, **settings: Any) -> torch.Tensor:
-    """Return :func:`expected` of a step of a shape with one kind of heads; of latents, whose values are their first
-    part.
+    """Return :func:`expected` of a step of a shape with one kind of heads.
+
+    For latents, whose values are their first part, return the first ``rank`` columns.
     """
     if not shape.latents:
         return expected(step, **settings)
@@ -225,13 +228,13 @@ def oracle_of(shape: ServedShape, step: Step, **settings: Any) -> torch.Tensor:
 
 
 def compare(found: torch.Tensor, oracle: torch.Tensor, what: str) -> None:
-    """Raise WrongResult where ``found`` is further from ``oracle`` than rounding takes it."""
+    """Raise WrongResult where ``found`` differs from ``oracle`` in shape, or by more than rounding."""
     tolerance = TOLERANCE[found.dtype]
     values = found.detach().cpu().double()
     if values.shape != oracle.shape:
         raise WrongResult(f"{what}: shape {tuple(values.shape)} in the place of {tuple(oracle.shape)}")
     deviation = (values - oracle).abs()
-    # What is no number is not below anything either.
+    # NaN is not below anything either.
     right = deviation <= tolerance + tolerance * oracle.abs()
     if not bool(right.all()):
         wrong = int((~right).sum())
@@ -247,12 +250,12 @@ def compare_bytes(found: torch.Tensor, oracle: torch.Tensor, what: str) -> None:
 
 
 def is_timed(device: str) -> bool:
-    """Whether a proof also says how fast it was: figures of a CPU that plays a GPU mean nothing."""
+    """Return whether a proof also reports its speed: figures of a CPU that plays a GPU mean nothing."""
     return torch.device(device).type == "cuda"
 
 
 def seconds_of(work: Callable[[], object], device: str, *, rounds: int = 5) -> float | None:
-    """Return the fastest of some runs, to the end of what the device does; None where nothing is timed."""
+    """Return the fastest of some runs, in seconds, until the device has done all work; None where nothing is timed."""
     if not is_timed(device):
         return None
     # torch leaves these functions without types.
@@ -266,3 +269,9 @@ def seconds_of(work: Callable[[], object], device: str, *, rounds: int = 5) -> f
         cuda.synchronize()
         best = min(best, time.perf_counter() - began_s)
     return best
+
+
+def speed_of(work: Callable[[], object], nbytes: int, device: str, *, rounds: int = 5) -> Speed | None:
+    """Return the speed of ``work``, which reads and writes ``nbytes``; None where nothing is timed."""
+    spent = seconds_of(work, device, rounds=rounds)
+    return None if spent is None else Speed(value=nbytes / spent / 1e9, unit="GB/s")

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from services.worker.kv.page_memory import PageLayout
-from services.worker.proving.cases import is_timed, seconds_of
+from services.worker.proving.cases import is_timed, speed_of
 from services.worker.proving.part import WrongResult
 from services.worker.proving.table import ServedShape, Speed
 from shared.errors import ConfigError
@@ -21,8 +21,9 @@ PROGRAM_ROWS = 4096
 
 
 def prove_device_checksums(shape: ServedShape) -> Speed | None:
-    """Rows are right by xxhash's checksums, seeded with any identity, and no right one is refused. Its speed is that of
-    one layer's rows.
+    """Prove that exactly the rows with wrong checksums are refused, by xxhash's checksums, seeded with any identity.
+
+    The speed is that of one layer's rows.
     """
     kernels: Any = importlib.import_module("services.worker.kernels.row_checksums")
     half = shape.geometry.half_bytes
@@ -42,7 +43,7 @@ def prove_device_checksums(shape: ServedShape) -> Speed | None:
         ],
         dtype=np.uint64,
     )
-    # Of some the last bit differs, of others the first.
+    # In some the last bit is wrong, in others the first.
     expected[3::7] ^= np.uint64(1)
     expected[5::11] ^= np.uint64(2**63)
     wrong = torch.full((len(pages),), 2, dtype=torch.uint8, device=device)
@@ -68,12 +69,10 @@ def _speed(kernels: Any, shape: ServedShape, device: torch.device) -> Speed | No
     numbers = torch.zeros(count, dtype=torch.int64, device=device)
     pages, wrong = torch.arange(count, dtype=torch.int32, device=device), numbers.to(torch.uint8)
     room = {"constants": kernels.constants_on(device), "sums": kernels.sums_for(half, count, device)}
-    spent = seconds_of(
-        lambda: kernels.check_rows(pool, layout, 0, pages, numbers, numbers, wrong, **room), shape.device
-    )
-    return None if spent is None else Speed(value=layout.nbytes / spent / 1e9, unit="GB/s")
+    arguments = pool, layout, 0, pages, numbers, numbers, wrong
+    return speed_of(lambda: kernels.check_rows(*arguments, **room), layout.nbytes, shape.device)
 
 
 def _words(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Unsigned numbers as int64 on the device, bit for bit."""
+    """Return unsigned numbers as int64 on the device, bit for bit."""
     return torch.from_numpy(numbers.view(np.int64)).to(device)

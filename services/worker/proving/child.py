@@ -1,7 +1,7 @@
-"""``python -m services.worker.proving.child FD``: tries ways on a device until told to stop, or until one breaks it.
+"""Try ways on a device until told to stop, or until one breaks it: ``python -m services.worker.proving.child FD``.
 
-A worker starts it; FD is the socket on which it is told what to try. What it raises is told and never fatal, but for
-errors that leave its CUDA context broken.
+A worker starts it; FD is the socket for its orders. Errors of a way are reported and never fatal, except those that
+leave the process's CUDA context broken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 
 def main(argv: list[str]) -> int:
     """Run; return the exit code (see ``shared.lifecycle``)."""
-    # Ctrl-C at a terminal reaches every process there; the worker says when it is over.
+    # Ctrl-C at a terminal reaches every process there; the worker decides when this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     channel = Channel(socket.socket(fileno=int(argv[0])), ProvingOrder, timeout_s=SEND_SECONDS)
@@ -44,7 +44,7 @@ def _serve(channel: Channel) -> int:
         return EXIT_FAILED
     try:
         parts, name = _load(order.parts), _take(order.shape.device)
-    except Exception as error:  # Of whatever kind: the driver's words are what the operator needs.
+    except Exception as error:  # Of any kind: the operator needs the driver's words.
         channel.send(WayTried(attempt=Attempt(way="", fault=reason_of(error)), is_broken=True))
         return EXIT_FAILED
     channel.send(ProvingReady(device=name))
@@ -59,7 +59,7 @@ def _serve(channel: Channel) -> int:
 
 
 def try_way(way: Way, shape: ServedShape) -> WayTried:
-    """Prove ``way`` here and now; what it raises is its fault."""
+    """Prove ``way`` in this process; an error of it becomes its fault."""
     began_s = time.monotonic()
     speed: Speed | None = None
     fault, is_broken, is_absent = "", False, False
@@ -76,7 +76,7 @@ def try_way(way: Way, shape: ServedShape) -> WayTried:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line: the kind of error and the first line of what it says."""
+    """Return one line: the type of the error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -92,7 +92,7 @@ def _find(parts: Sequence[Part], wanted: TryWay) -> Way:
 
 
 def _take(device: str) -> str:
-    """Make ``device`` this process's, with a context; returns its name."""
+    """Make ``device`` this process's device, with a context; return its name."""
     import torch
 
     # torch leaves these functions without types.
@@ -105,16 +105,16 @@ def _take(device: str) -> str:
 
 
 def _is_broken(device: str) -> bool:
-    """Whether what a way has left on the device keeps others from being tried in this process."""
+    """Return whether a way has left the device in a state in which this process cannot try others."""
     try:
         _finish(device)
-    except Exception:  # Of whatever kind: it is that way's, and would be taken for the next one's.
+    except Exception:  # Of any kind: it is that way's, and would be taken for the next one's.
         return True
     return False
 
 
 def _finish(device: str) -> None:
-    """Errors of kernels show here."""
+    """Wait for the device: errors of kernels are raised here."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -125,5 +125,5 @@ if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # A broken context may hold up what an orderly end does.
+    # A broken context may hold up an orderly end.
     os._exit(exit_code)

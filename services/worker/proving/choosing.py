@@ -1,4 +1,4 @@
-"""Which way of each part serves: the first that passes. Pure but for what tries them."""
+"""Which way of each part serves: the first that passes. Pure, except for the object that tries them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WAY_SECONDS = 60.0
 """Longest wait for one way: Triton compiles several kernels in some, for the first time on a machine."""
 
 ALL_SECONDS = 180.0
-"""When so much is spent, only the last way of each part is still tried, which is the simplest."""
+"""When so many seconds are spent, only the last way of each part is still tried, which is the simplest."""
 
 
 class Trier(Protocol):
-    """Tries ways on a device (``services.worker.proving.process``)."""
+    """An object that tries ways on a device (``services.worker.proving.process``)."""
 
     def attempt(self, part: Part, way: Way, limit_s: float) -> Attempt:
-        """Never raises for what the way does, whatever it is; takes little more than ``limit_s``."""
+        """Try a way, for little more than ``limit_s``. An error or crash of the way is in the result, not raised."""
 
 
 def choose_ways(
@@ -65,6 +65,6 @@ def require_all(table: ProofTable) -> None:
     ]
     if faults:
         raise DeviceUnproven(
-            f"{table.device or 'the GPU'} does not compute what it must, so nothing is served from it: "
+            f"{table.device or 'the GPU'} does not compute correctly, so nothing is served from it: "
             f"{' | '.join(faults)}; thermocline doctor --gpu shows all, and --device cpu does without"
         )

@@ -5,19 +5,21 @@ from __future__ import annotations
 import torch
 
 from services.worker.parallel.collectives import Collectives, join_store, separate_store
-from services.worker.proving.cases import seconds_of
+from services.worker.proving.cases import speed_of
 from services.worker.proving.part import WrongResult
 from services.worker.proving.table import ServedShape, Speed
 
 JOIN_SECONDS = 45.0
-"""Longest wait for the others, which start at the same time."""
+"""Longest wait for the other ranks' processes, which start at the same time."""
 
 SPEED_VALUES = 2**22
 
 
 def prove_collectives(shape: ServedShape) -> Speed | None:
-    """Prove that sums and joined tensors of all ranks are right, in the model's type and in float32, by NCCL on a GPU
-    and by gloo on a CPU. Its speed is that of a sum. The group is left with the process.
+    """Prove that sums and joined tensors of all ranks are right, in the model's type and in float32.
+
+    They are computed by NCCL on a GPU and by gloo on a CPU. The speed is that of a sum. The process stays in the group
+    until it ends.
     """
     device = torch.device(shape.device)
     store = separate_store("proof", join_store(shape.store_port, JOIN_SECONDS))
@@ -32,5 +34,4 @@ def prove_collectives(shape: ServedShape) -> Speed | None:
         if not torch.equal(joined.cpu(), torch.cat([values + rank for rank in range(shape.ranks)])):
             raise WrongResult(f"tensors of {shape.ranks} ranks are joined wrongly in {dtype}")
     large = torch.zeros(SPEED_VALUES, dtype=torch.float32, device=device)
-    spent = seconds_of(lambda: group.sum(large), shape.device, rounds=5)
-    return None if spent is None else Speed(value=large.nbytes / spent / 1e9, unit="GB/s")
+    return speed_of(lambda: group.sum(large), large.nbytes, shape.device)

@@ -1,4 +1,4 @@
-"""Proves a device, and says what came of it: in the log, part by part, and in metrics."""
+"""The proof of a device, with its results reported in the log, part by part, and in metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def proofs_of(
 
 
 def prove_device(shape: ServedShape, parts: Sequence[Part] = PARTS, parts_name: str = PARTS_NAME) -> ProofTable:
-    """:func:`proofs_of`, told. Raises DeviceUnproven where no way of some part passes: nothing unproven serves."""
+    """Return the result of :func:`proofs_of`, reported. Raises DeviceUnproven where no way of some part passes."""
     with progress.phase("proving the GPU"):
         table = proofs_of(shape, parts, parts_name)
     tell(table)
@@ -45,7 +45,7 @@ def prove_device(shape: ServedShape, parts: Sequence[Part] = PARTS, parts_name: 
 
 
 def find_fault(table: ProofTable, part: str, way: str, fault: str, instead: str) -> ProofTable:
-    """``table`` with what the model itself has shown since, told."""
+    """Return ``table`` with a fault that the model itself has shown since, reported."""
     _log.warning("gpu_part_failed", part=part, way=way, instead=instead, reason=fault)
     metrics.GPU_PART_WAYS.labels(part, way).set(way == instead)
     metrics.GPU_PART_WAYS.labels(part, instead).set(1)
@@ -69,8 +69,9 @@ def tell(table: ProofTable) -> None:
 
 
 def group_proofs(own: ProofTable, others: Sequence[ProofTable]) -> ProofTable:
-    """Return what serves in a group, by the tables of all ranks. ``own`` was logged by this process; the others logged
-    theirs in the log, and are counted here, where metrics are read.
+    """Return which ways serve in a group, by the tables of all ranks.
+
+    ``own`` was logged by this process; the others are in their own logs, and are counted here, where metrics are read.
     """
     table = joined([own, *others])
     for each in (*others, table):

@@ -1,4 +1,4 @@
-"""What a worker and the process that proves for it tell one another, over ``services.worker.parallel.channel``."""
+"""Messages between a worker and the process that proves for it, over ``services.worker.parallel.channel``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ProvingOrder = StartProving | TryWay
 
 
 class ProvingReady(Message, frozen=True):
-    """The process has a context on its device, whose name this is."""
+    """The process has a context on its device, of this name."""
 
     device: str
 
 
 class WayTried(Message, frozen=True):
-    """``is_broken``: nothing works in this process any more, so it ends."""
+    """The result of a way. ``is_broken``: nothing works in this process any more, so it ends."""
 
     attempt: Attempt
     is_broken: bool = False

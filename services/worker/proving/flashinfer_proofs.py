@@ -23,16 +23,16 @@ from services.worker.proving.part import WayAbsent, WrongResult
 from services.worker.proving.table import ServedShape, Speed
 
 ROWS = 8
-"""Of the captured step, which has one more row than the steps that are replayed."""
+"""Rows of the captured step, one more than the steps that are replayed have."""
 
 
 def prove_flashinfer(shape: ServedShape) -> Speed | None:
-    """See the module. Its speed is that of ordinary steps, without the time to plan them."""
+    """Prove ordinary and captured steps. The speed is that of ordinary steps, without the time to plan them."""
     return prove_steps_and_graphs(shape, CudaCapture)
 
 
 def prove_steps_and_graphs(shape: ServedShape, capture: Callable[[torch.device], Capture]) -> Speed | None:
-    """Prove steps and graphs. Raises WayAbsent with every reason, WrongResult, and whatever FlashInfer raises."""
+    """Prove steps and graphs. Raises WayAbsent with every reason, WrongResult, and any error of FlashInfer."""
     device = torch.device(shape.device)
     faults = unfit_layers(has_sinks=shape.has_sinks, has_chunks=bool(shape.chunks)) + unfit(shape.geometry, device)
     if not shape.is_uniform:
@@ -66,8 +66,10 @@ def prove_captured(
     window: int | None,
     softcap: float | None,
 ) -> None:
-    """Graphs of both kinds, captured over padding, give an oracle's values for the rows of ``step``, for some of them
-    in another order, and for a step with one row that shares nothing.
+    """Prove that graphs of both kinds, captured over padding, give an oracle's values.
+
+    They do so for the rows of ``step``, for some of them in another order, and for a step with one row that shares
+    nothing. Raises WrongResult.
     """
     settings: dict[str, Any] = {
         "scaling": shape.geometry.head_dim**-0.5, "window": window, "softcap": softcap,
@@ -100,7 +102,7 @@ def prove_captured(
 
 
 def _turned(step: Step) -> Step:
-    """Three requests of a step in another order, one of them cut short."""
+    """Return three requests of a step in another order, one of them cut short."""
     numbers = [4, 0, 2]
     segments = [step.segments[number] for number in numbers]
     segments[1] = Segment(1, 3, segments[1].pages)

@@ -9,7 +9,7 @@ import torch
 
 from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.kv.float8 import to_float8
-from services.worker.proving.cases import compare, compare_bytes, seconds_of
+from services.worker.proving.cases import compare, compare_bytes, speed_of
 from services.worker.proving.part import WayAbsent
 from services.worker.proving.table import ServedShape, Speed
 
@@ -19,8 +19,10 @@ SPEED_ROWS = 2048
 
 
 def prove_fused(shape: ServedShape) -> Speed | None:
-    """Sum and norm, rotation and write, activation and product, against the same in float64. The speed is that of sum
-    and norm, in bytes read and written.
+    """Prove sum and norm, rotation and write, activation and product, against the same in float64.
+
+    The speed is that of sum and norm, in bytes read and written. Raises WayAbsent where layers are not alike,
+    WrongResult.
     """
     if not shape.is_uniform:
         raise WayAbsent("the fused forward is for models whose layers all keep K and V of the same heads")
@@ -115,5 +117,4 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def _speed(kernels: Any, shape: ServedShape) -> Speed | None:
     x = torch.zeros((SPEED_ROWS, _width(shape)), dtype=TORCH_DTYPES[shape.computed_dtype], device=shape.device)
     delta, out, weight = torch.zeros_like(x), torch.empty_like(x), x[0].clone()
-    spent = seconds_of(lambda: kernels.add_rms_norm(x, delta, weight, EPS, out), shape.device)
-    return None if spent is None else Speed(value=4 * x.nbytes / spent / 1e9, unit="GB/s")
+    return speed_of(lambda: kernels.add_rms_norm(x, delta, weight, EPS, out), 4 * x.nbytes, shape.device)

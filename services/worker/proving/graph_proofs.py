@@ -1,4 +1,4 @@
-"""Proof of CUDA graphs: what was captured is computed again, over memory that has changed meanwhile."""
+"""Proof of CUDA graphs: a captured step is computed again, over memory that has changed meanwhile."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ REPEATED = 16
 
 
 def prove_graphs(shape: ServedShape) -> Speed | None:
-    """See the module. Its speed is that of one replay, on the processor's side and the device's together."""
+    """Prove graphs. The speed is that of one replay, on the processor's side and the device's together."""
     return prove_capture(shape, CudaCapture(torch.device(shape.device)))
 
 
 def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
-    """Prove that a captured write and attention give an oracle's values for inputs that were not there at the
-    capture, for each kind of K and V and of latents. The speed is the last one's.
+    """Prove that a captured write and attention give an oracle's values for inputs written after the capture.
+
+    This holds for each kind of K and V and of latents. The speed is that of the last kind.
     """
     kernels: Any = importlib.import_module("services.worker.kernels")
 
@@ -59,7 +60,7 @@ def prove_capture(shape: ServedShape, capture: Capture) -> Speed | None:
 
 
 def _prove_kind(shape: ServedShape, capture: Capture, compute: Callable[..., torch.Tensor]) -> Speed | None:
-    """``compute`` writes rows into slots, and attends."""
+    """Prove a graph of ``compute``, which writes rows into slots, and attends."""
     step, other = make_step(shape, SEGMENTS), make_step(shape, SEGMENTS, seed=1)
     settings = {"scaling": shape.geometry.head_dim**-0.5, **kinds(shape)[0]}
     page_size = shape.geometry.page_size

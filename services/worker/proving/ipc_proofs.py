@@ -1,4 +1,4 @@
-"""Proof of CUDA IPC in both directions: another process reads and writes a pool of this one, and this one its.
+"""Proof of CUDA IPC in both directions: another process reads and writes a pool of this one, and this one a pool of it.
 
 ``python -m services.worker.proving.ipc_proofs FD`` is that other process.
 """
@@ -21,7 +21,7 @@ import torch
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.channel import Channel
-from services.worker.proving.cases import seconds_of
+from services.worker.proving.cases import speed_of
 from services.worker.proving.part import WrongResult
 from services.worker.proving.table import ServedShape, Speed
 from shared.errors import TransportError
@@ -38,14 +38,14 @@ PREFIX = "thermocline-proof"
 
 
 class SharePool(Message, frozen=True):
-    """``handle`` is for the other process to read, overwrite, and answer with a pool of its own on that device."""
+    """The order to read and overwrite the pool of ``handle``, and to answer with a pool of its own on that device."""
 
     handle: PoolHandle
     device: str
 
 
 class PoolShared(Message, frozen=True):
-    """``digest`` of the bytes that it has read; or why it could not."""
+    """The answer: the ``digest`` of the bytes that were read, and a pool's handle; or the fault."""
 
     digest: bytes = b""
     handle: PoolHandle | None = None
@@ -57,8 +57,10 @@ class PoolSeen(Message, frozen=True):
 
 
 def prove_ipc(shape: ServedShape) -> Speed | None:
-    """Prove IPC. Raises WrongResult for bytes that differ, TransportError for what cannot be exported or opened. Its
-    speed is that of reading the other's memory on the device.
+    """Prove IPC.
+
+    Raises WrongResult for bytes that differ, TransportError for memory that cannot be exported or opened. The speed is
+    that of reading the other process's memory on the device.
     """
     geometry = msgspec.structs.replace(shape.geometry, layers=2)
     ours = _filled_pool(geometry, shape.device, seed=1)
@@ -75,10 +77,10 @@ def prove_ipc(shape: ServedShape) -> Speed | None:
         theirs: Any = open_halves(answer.handle, torch)
         if not np.array_equal(theirs.cpu().numpy().reshape(-1), _content(geometry, seed=3)):
             raise WrongResult("this process reads other bytes from another one's memory")
-        spent = seconds_of(theirs.clone, shape.device, rounds=3)
+        speed = speed_of(theirs.clone, PAGES * geometry.page_bytes, shape.device, rounds=3)
         del theirs
         channel.send(PoolSeen())
-    return None if spent is None else Speed(value=PAGES * geometry.page_bytes / spent / 1e9, unit="GB/s")
+    return speed
 
 
 def _content(geometry: KvGeometry, *, seed: int) -> np.ndarray:
@@ -124,14 +126,14 @@ def _peer() -> Iterator[Channel]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the other process. Returns 1 where it could not do its part, which it has reported."""
+    """Run the other process. Return 1 where it failed, which it has reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     channel = Channel(socket.socket(fileno=int(argv[0])), SharePool | PoolSeen, timeout_s=PEER_SECONDS)
     order = channel.receive(PEER_SECONDS)
     try:
         answer, held = _share(order)
-    except Exception as error:  # Of whatever kind: it is the reason why IPC cannot be used.
+    except Exception as error:  # Of any kind: it is the reason why IPC cannot be used.
         channel.send(PoolShared(fault=f"{type(error).__name__}: {error}"))
         return 1
     channel.send(answer)
@@ -157,4 +159,4 @@ if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # An orderly end of torch waits for those that have mapped its memory.
+    os._exit(exit_code)  # An orderly end of torch waits for processes that have mapped its memory.

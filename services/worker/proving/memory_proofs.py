@@ -1,4 +1,4 @@
-"""Proofs of what moves pages: movers, and host memory that is registered with the driver."""
+"""Proofs of movers, and of host memory that is registered with the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.worker.kv.movers import make_mover
 from services.worker.kv.movers.protocol import MoverName, PageMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from services.worker.kv.row_checks import RowChecks
-from services.worker.proving.cases import is_timed, seconds_of
+from services.worker.proving.cases import is_timed, speed_of
 from services.worker.proving.part import WrongResult
 from services.worker.proving.table import ServedShape, Speed
 from shared.memory import reap
@@ -35,9 +35,9 @@ PROGRAMS = 2
 def prove_mover(
     name: MoverName, shape: ServedShape, make: Callable[[DevicePool], PageMover] | None = None
 ) -> Speed | None:
-    """Pages arrive to the bit and in their places, a row with another checksum is found out, and pages come back.
+    """Prove that pages arrive to the bit and in place, and come back, and that a row with another checksum is found.
 
-    Its speed is that of unverified loads from memory as this mover gets it.
+    The speed is that of unverified loads from the kind of memory that this mover uses.
     """
     make = make or partial(make_mover, name=name, programs=PROGRAMS)
     geometry = msgspec.structs.replace(shape.geometry, layers=min(PROVEN_LAYERS, shape.geometry.layers))
@@ -57,8 +57,7 @@ def prove_mover(
                     mover.load(host, range(layer, layer + 1), piece, piece)
             mover.drain()
 
-        spent = seconds_of(load, shape.device, rounds=3)
-    return None if spent is None else Speed(value=pages * geometry.page_bytes / spent / 1e9, unit="GB/s")
+        return speed_of(load, pages * geometry.page_bytes, shape.device, rounds=3)
 
 
 def _prove_bytes(shape: ServedShape, make: Callable[[DevicePool], PageMover], *, is_pinned: bool) -> None:
@@ -69,7 +68,7 @@ def _prove_bytes(shape: ServedShape, make: Callable[[DevicePool], PageMover], *,
         rows[...] = random.integers(0, 256, rows.shape, dtype=np.uint8)
         mover = make(pool)
         pages, device_pages = (random.permutation(PAGES)[:MOVED].astype(np.int32) for _ in range(2))
-        # The checksums are made here, by the definition of PoolHandle; that of one page is of other bytes.
+        # The checksums are computed here, by the definition of PoolHandle; one page's is that of other bytes.
         checks = _checks(rows, pages, random)
         checks.expected[2, -1] ^= np.uint64(1)
         verdict = mover.load(host, layers, pages, device_pages, checks)
@@ -105,15 +104,15 @@ def _checks(rows: np.ndarray, pages: np.ndarray, random: np.random.Generator) ->
 
 
 def _halves(pool: DevicePool) -> np.ndarray:
-    """Return what the pool holds, uint8 [layers, 2, pages, half_bytes]."""
+    """Return the bytes of the pool, uint8 [layers, 2, pages, half_bytes]."""
     shape = (pool.geometry.layers, 2, pool.pages, pool.geometry.half_bytes)
     return pool.tensor.contiguous().view(torch.uint8).cpu().numpy().reshape(shape)
 
 
 @contextmanager
 def _pools(shape: ServedShape, pages: int, *, is_pinned: bool) -> Iterator[tuple[PageMemory, DevicePool]]:
-    """Memory of host pages in a shared segment, as storages have it, and a device pool, of as many pages."""
-    reap(PREFIX)  # What a process left that was killed.
+    """Yield memory of host pages in a shared segment, as storages have it, and a device pool, of as many pages."""
+    reap(PREFIX)  # Left by processes that were killed.
     nbytes = pages * shape.geometry.page_bytes
     segment = SharedSegment.create(PREFIX, "host", nbytes)
     array, pins = segment.array[:nbytes], PinnedMemory(loaded_runtime)
@@ -136,7 +135,7 @@ def _pools(shape: ServedShape, pages: int, *, is_pinned: bool) -> Iterator[tuple
 
 
 def prove_registration(shape: ServedShape) -> Speed | None:
-    """Shared host memory can be registered, is reached by the device both ways, and is let go again."""
+    """Prove that shared host memory can be registered, read and written by the device, and unregistered."""
     reap(PREFIX)
     segment = SharedSegment.create(PREFIX, "host", SPEED_BYTES)
     pins, array = PinnedMemory(loaded_runtime), segment.array[:SPEED_BYTES]
@@ -147,7 +146,7 @@ def prove_registration(shape: ServedShape) -> Speed | None:
             host = torch.from_numpy(array)
             on_device = torch.zeros(SPEED_BYTES, dtype=torch.uint8, device=shape.device)
             on_device.copy_(host, non_blocking=True)
-            spent = seconds_of(lambda: on_device.copy_(host, non_blocking=True), shape.device, rounds=3)
+            speed = speed_of(lambda: on_device.copy_(host, non_blocking=True), SPEED_BYTES, shape.device, rounds=3)
             if not np.array_equal(on_device.cpu().numpy(), array):
                 raise WrongResult("the device has read other bytes from registered memory")
             host.copy_(on_device.flip(0), non_blocking=True)
@@ -159,4 +158,4 @@ def prove_registration(shape: ServedShape) -> Speed | None:
     finally:
         segment.unlink()
         segment.close()
-    return None if spent is None else Speed(value=SPEED_BYTES / spent / 1e9, unit="GB/s")
+    return speed

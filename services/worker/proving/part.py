@@ -1,4 +1,4 @@
-"""A part of what a worker uses of CUDA, and the ways in which it can be done."""
+"""A part of a worker's use of CUDA, and the ways in which it can be done."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from dataclasses import dataclass
 from services.worker.proving.table import ServedShape, Speed
 
 Prove = Callable[[ServedShape], Speed | None]
-"""Does the part in one way on the device of the shape, compares the result with an oracle, and says how fast it was.
+"""Do the part in one way on the device of the shape, compare the result with an oracle, and return its speed.
 
-Raises WrongResult where they differ, and whatever the way itself raises. It imports what it needs (Triton, FlashInfer)
-when it is called: what is missing is then a reason like any other. It returns when the device is done.
+Raises WrongResult where they differ, and any error of the way itself. Its imports (Triton, FlashInfer) are in the call,
+so that a missing package is a fault like any other. It returns when the device has done all work.
 """
 
 
 class WrongResult(Exception):
-    """A way computes something else than its oracle."""
+    """A way's result differs from its oracle's."""
 
 
 class WayAbsent(Exception):
-    """A way that a machine may do without is not installed, or not made for such a model or GPU; nothing is broken."""
+    """An optional way is not installed, or not made for such a model or GPU; nothing is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``prove`` None: it uses nothing of CUDA that could fail, such as doing without. ``needs`` are (part, way) that
-    must have passed before; without one of them it is not tried.
+    """A way to do a part.
+
+    ``prove`` None: it uses nothing of CUDA that could fail, such as doing without. ``needs`` are (part, way) that must
+    have passed before; without one of them it is not tried.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``ways`` are in order of preference. ``proves_all``: settings choose among those that pass, so all are tried."""
+    """A part and its ``ways``, best first. ``proves_all``: settings choose among those that pass, so all are tried."""
 
     name: str
     ways: tuple[Way, ...]

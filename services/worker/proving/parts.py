@@ -1,6 +1,6 @@
-"""Every part of what a worker uses of CUDA. A new one, or a new way, is an entry here and a proof in its module.
+"""All parts of a worker's use of CUDA. A new one, or a new way, is an entry here and a proof in its module.
 
-Order matters where a way ``needs`` another part. The last way of a part is what always works, only slower; a part
+Order matters where a way ``needs`` another part. The last way of a part is one that always works, only slower; a part
 without such a way ends the worker when its last one fails.
 """
 
@@ -40,7 +40,7 @@ EXACT_KERNELS = "services.worker.kernels.exact"
 _WITH_TRITON = ((TRITON, "compiled"),)
 
 PARTS: tuple[Part, ...] = (
-    # First, because the processes of all ranks must come to it at about the same time.
+    # First, because the processes of all ranks must reach it at about the same time.
     Part(COLLECTIVES, (Way("nccl", prove_collectives), Way("through the host"))),
     Part(TRITON, (Way("compiled", prove_triton), Way("none"))),
     Part(
@@ -50,7 +50,7 @@ PARTS: tuple[Part, ...] = (
             Way("triton", prove_triton_attention, _WITH_TRITON),
             Way("torch", prove_torch_attention),
         ),
-        # What is lost while serving is replaced by the next way, and our kernels' graphs need our attention.
+        # A way that fails while serving is replaced by the next, and our kernels' graphs need our attention.
         proves_all=True,
     ),
     Part(KV_WRITE, (Way("triton", prove_triton_kv_write, _WITH_TRITON), Way("torch"))),
@@ -77,16 +77,16 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(IPC, (Way("both ways", prove_ipc), Way("none"))),
 )
-"""In the order in which they are proven."""
+"""The parts, in the order in which they are proven."""
 
 
 def parts_of(
     *, ranks: int = 1, has_graphs: bool = True, is_exact: bool = False, attention: str = "auto"
 ) -> tuple[Part, ...]:
-    """Parts that a worker of so many ranks uses; without CUDA graphs where none are asked for, or by a group.
+    """Return the parts that a worker of so many ranks uses; without CUDA graphs where none are wanted, or for a group.
 
     In exact mode attention has one way: no other gives a row the same bits in any step. FlashInfer is left out of
-    groups, and where ``attention`` is asked for by another name.
+    groups, and where ``attention`` names another way.
     """
     left_out = {FUSED} if is_exact else set()
     if ranks == 1:
@@ -95,7 +95,7 @@ def parts_of(
         left_out |= {KV_WRITE, GRAPHS, AHEAD}
     if ranks > 1:
         left_out.add(FUSED)
-    # Rank 0 of a group reaches the memory of the others in no other way.
+    # Rank 0 of a group reaches the other ranks' memory in no other way.
     needed = {IPC} if ranks > 1 else set()
     exact = Part(ATTENTION, (Way("triton", partial(prove_triton_attention, package=EXACT_KERNELS), _WITH_TRITON),))
     parts = (exact if is_exact and part.name == ATTENTION else part for part in PARTS if part.name not in left_out)

@@ -1,4 +1,4 @@
-"""The process that proves, as its worker has it: started, asked, killed when it does not answer, started again."""
+"""The process that proves, as its worker handles it: started, sent orders, killed and restarted when silent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from shared.errors import CodecError, TransportError
 _log = logs.get_logger("worker.proving")
 
 START_SECONDS = 120.0
-"""Longest wait for the process to import torch and to have a context."""
+"""Longest wait for the process to import torch and to make a context."""
 
 SEND_SECONDS = 10.0
 KILL_SECONDS = 10.0
-"""A process that waits for its driver may not end even when it is killed; then it is left to itself."""
+"""Longest wait for a killed process: one that waits for its driver may not end; then it is left behind."""
 
 
 class ProvingProcess:
-    """Satisfies :class:`~services.worker.proving.choosing.Trier`. One thread uses it, and closes it."""
+    """The :class:`~services.worker.proving.choosing.Trier` of a worker. One thread uses it, and closes it."""
 
     def __init__(self, parts: str, shape: ServedShape) -> None:
         """``parts`` is the list of parts, as ``module:name``. A process is started when a way is tried."""
@@ -38,7 +38,7 @@ class ProvingProcess:
         self.starts = 0
 
     def attempt(self, part: Part, way: Way, limit_s: float) -> Attempt:
-        """See :class:`Trier`. A process that ends, or does not answer in time, is that way's fault."""
+        """Try a way in the process; if that ends, or does not answer in time, it is the way's fault."""
         try:
             channel = self._channel()
         except TransportError as error:
@@ -67,7 +67,10 @@ class ProvingProcess:
             self._end()
 
     def _channel(self) -> Channel:
-        """To the process, which is started where there is none. Raises TransportError, once and for all."""
+        """Return the channel to the process, which is started where there is none.
+
+        Raises TransportError where it does not start, and then at every later call.
+        """
         if self._cannot_start:
             raise TransportError(self._cannot_start)
         if self._running is None:
@@ -88,7 +91,7 @@ class ProvingProcess:
         return self._running[1]
 
     def _end(self) -> str:
-        """Kill the process; how it had ended, if it had by itself."""
+        """Kill the process; return how it had ended, if it had by itself."""
         assert self._running is not None
         process, channel = self._running
         self._running = None
@@ -105,7 +108,7 @@ class ProvingProcess:
 
 
 _LAST_WORDS_SECONDS = 0.2
-"""Its socket closes some moments before a process that crashes has ended."""
+"""Time for a crashing process to end after its socket has closed."""
 
 
 def _told(code: int | None) -> str:
@@ -126,6 +129,6 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Channel]:
             [sys.executable, "-P", "-m", "services.worker.proving.child", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # What compilers print is for the log: the worker's own output may be read by a program.
+            stdout=2,  # Compilers' output goes to the log: the worker's own output may be read by a program.
         )
     return process, Channel(ours, ProvingAnswer, timeout_s=SEND_SECONDS)

@@ -1,4 +1,4 @@
-"""The shape that kernels are proven with: what a model's configuration says, before its weights fill the GPU.
+"""The shape that kernels are proven with, from a model's configuration, before its weights fill the GPU.
 
 The processes that prove need some hundred megabytes of the GPU each, which a worker has before it loads and may not
 have afterwards.
@@ -31,8 +31,9 @@ def expected_shape(
     store_port: int = 0,
     kv_dtype: KvDtype = "auto",
 ) -> ServedShape:
-    """Return what a model of ``config`` computes in one process; ``windows`` and ``chunks`` are of its layers, and
-    ``kv_dtype`` is as workers have it.
+    """Return the shape of what a model of ``config`` computes in one process.
+
+    ``windows`` and ``chunks`` are of its layers, and ``kv_dtype`` is the worker's setting.
     """
     first = layer_configs(config)[0]
     geometry = KvGeometry(

@@ -1,4 +1,4 @@
-"""What was proven: plain data, which travels from the process that proves, between ranks, and to ``doctor``."""
+"""The results of proofs: plain data, sent from the process that proves, between ranks, and to ``doctor``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from shared.messages.pools import KvGeometry
 
 
 class HeadsShape(Message, frozen=True):
-    """K and V of some layers, where not all are alike: heads that one call of attention takes, as wide as they lie in
-    pages, whose rows have ``row_values`` values.
+    """K and V of some layers, where not all are alike.
+
+    The heads are those that one call of attention takes, as wide as in pages; their rows have ``row_values`` values.
     """
 
     query_heads: int
@@ -31,12 +32,12 @@ class LatentsShape(Message, frozen=True):
 
 
 class ServedShape(Message, frozen=True):
-    """What a worker will compute, as far as its kernels differ by it.
+    """The properties of a worker's computation by which its kernels differ.
 
-    ``device`` is torch's name of it. ``heads`` and ``latents`` are what attention reads of pages whose layers are not
-    all alike, each once; without any it is what the geometry says. ``windows`` are the sliding windows of layers, each
-    once, 0 for full attention; ``chunks`` are those of layers that attend in chunks; ``softcap`` is that of scores, 0
-    without.
+    ``device`` is torch's name of it. ``heads`` and ``latents`` describe, each kind once, what attention reads in pages
+    whose layers are not all alike; without any the geometry describes it. ``windows`` are the sliding windows of
+    layers, each once, 0 for full attention; ``chunks`` are those of layers that attend in chunks; ``softcap`` is that
+    of scores, 0 without.
     """
 
     device: str
@@ -48,10 +49,10 @@ class ServedShape(Message, frozen=True):
     has_sinks: bool = False
     heads: tuple[HeadsShape, ...] = ()
     latents: tuple[LatentsShape, ...] = ()
-    rank: int = 0  # Of a group, and how many it has, and where they find one another (``parallel.collectives``).
+    rank: int = 0  # Of a group, with its number of ranks and the port where they meet (``parallel.collectives``).
     ranks: int = 1
     store_port: int = 0
-    dtype: str = ""  # In which K and V are computed, where that is not how the pool holds them.
+    dtype: str = ""  # Data type of computed K and V, where the pool's is another.
 
     @property
     def computed_dtype(self) -> str:
@@ -65,18 +66,21 @@ class ServedShape(Message, frozen=True):
 
 
 class Speed(Message, frozen=True):
-    """How fast a way was in its proof: small work, so a hint and no benchmark."""
+    """The speed of a way in its proof: small work, so a hint and no benchmark."""
 
     value: float
     unit: str
 
     def __str__(self) -> str:
+        """Return the value, in three digits, and its unit."""
         return f"{self.value:.3g} {self.unit}"
 
 
 class Attempt(Message, frozen=True):
-    """A way that was tried, or why it was not. ``fault`` is "" for one that passed. ``is_absent``: nothing is broken,
-    it is not installed, or not for such a model (``part.WayAbsent``).
+    """A way that was tried, or the reason why it was not.
+
+    ``fault`` is "" for one that passed. ``is_absent``: nothing is broken, it is not installed, or not for such a model
+    (``part.WayAbsent``).
     """
 
     way: str
@@ -87,7 +91,7 @@ class Attempt(Message, frozen=True):
 
 
 class Proof(Message, frozen=True):
-    """A part. ``way`` is the one that serves, "" where none passed; ``attempts`` are in the order of preference."""
+    """The proof of a part. ``way`` is the one that serves, "" where none passed; ``attempts`` are best first."""
 
     part: str
     way: str
@@ -100,12 +104,12 @@ class Proof(Message, frozen=True):
 
     @property
     def failed(self) -> tuple[Attempt, ...]:
-        """Ways that may not."""
+        """Ways that may not serve, with their faults."""
         return tuple(each for each in self.attempts if each.fault)
 
 
 class Lost(Message, frozen=True):
-    """A way that would serve if it had passed."""
+    """A way that would serve if it had passed, and the way ``instead`` of it."""
 
     part: str
     way: str
@@ -114,38 +118,40 @@ class Lost(Message, frozen=True):
     is_absent: bool = False
 
     def __str__(self) -> str:
+        """Return one line that says which way serves instead, and why."""
         return f"{self.instead or 'nothing'} in the place of {self.way}: {self.fault}"
 
 
 class ProofTable(Message, frozen=True):
-    """All parts of one device, in the order in which they were proven. Without entries, nothing was to be proven."""
+    """All parts of one device, in the order in which they were proven. Without entries, no proof was needed."""
 
-    device: str = ""  # As its maker has it.
+    device: str = ""  # Its maker's name.
     proofs: tuple[Proof, ...] = ()
     seconds: float = 0.0
 
     def way(self, part: str, default: str = "") -> str:
-        """Return the way by which ``part`` serves; ``default`` where it was not to be proven."""
+        """Return the way by which ``part`` serves; ``default`` where no proof was needed."""
         return next((each.way for each in self.proofs if each.part == part), default)
 
     def passed(self, part: str) -> tuple[str, ...] | None:
-        """Ways of ``part`` that may serve, best first; None where it was not to be proven."""
+        """Return the ways of ``part`` that may serve, best first; None where no proof was needed."""
         return next((each.passed for each in self.proofs if each.part == part), None)
 
     def failed(self, part: str) -> tuple[Attempt, ...]:
-        """Ways of ``part`` that may not serve, with their faults."""
+        """Return the ways of ``part`` that may not serve, with their faults."""
         return next((each.failed for each in self.proofs if each.part == part), ())
 
     def with_fault(self, part: str, way: str, fault: str, instead: str) -> ProofTable:
-        """Return the table since a ``way`` of ``part`` that had passed failed with the model itself; it may still serve
-        in part, where ``instead`` is the same.
+        """Return the table after a ``way`` of ``part`` that had passed failed with the model itself.
+
+        It may still serve in part, where ``instead`` is the same.
         """
         return msgspec.structs.replace(self, proofs=tuple(
             _with_fault(proof, way, fault, instead) if proof.part == part else proof for proof in self.proofs
         ))  # fmt: skip
 
     def lost(self) -> Iterator[Lost]:
-        """Yield what serves in another way than the best, and why."""
+        """Yield each way that was preferred to the serving one and failed, with its fault."""
         for proof in self.proofs:
             for attempt in proof.attempts:
                 if attempt.fault:
@@ -168,8 +174,9 @@ def _with_fault(proof: Proof, way: str, fault: str, instead: str) -> Proof:
 
 
 def joined(tables: Sequence[ProofTable]) -> ProofTable:
-    """Return what serves in a group, by the tables of its ranks, which tried the same parts: a way has passed where no
-    rank found a fault in it. Its faults name the rank.
+    """Return which ways serve in a group, by the tables of its ranks, which tried the same parts.
+
+    A way has passed where no rank found a fault in it. Its faults name the rank.
     """
     first = tables[0]
     proofs = tuple(_joined([table.proofs[at] for table in tables]) for at in range(len(first.proofs)))
@@ -177,7 +184,7 @@ def joined(tables: Sequence[ProofTable]) -> ProofTable:
 
 
 def _joined(proofs: Sequence[Proof]) -> Proof:
-    """One part. The longest list of attempts has those of all others in front."""
+    """Join one part's proofs. The longest list of attempts begins with those of all others."""
     longest = max(proofs, key=lambda proof: len(proof.attempts)).attempts
     attempts = []
     for at, attempt in enumerate(longest):

@@ -1,7 +1,7 @@
-"""Turns rows as steps bring them into pieces as storage keeps them (HCache section 4.2.2, stage two). Pure.
+"""Assembly of rows, as steps bring them, into pieces as storage keeps them (HCache section 4.2.2, stage two). Pure.
 
-Steps bring a few rows of many sequences, all units of a token at once; a piece wants 64 tokens of one sequence, one
-unit behind the other.
+Steps bring a few rows of many sequences, all units of a token at once; a piece has 64 tokens of one sequence, one unit
+behind the other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from shared.errors import InvariantViolated
 
 @dataclass(slots=True)
 class _Open:
-    """The piece of one sequence that is being filled: ``rows`` uint8 [units, piece_tokens, row_bytes], ``filled``
-    tokens. ``rows`` is None until the first comes.
+    """The piece of one sequence that is being filled.
+
+    ``rows`` uint8 [units, piece_tokens, row_bytes] with ``filled`` tokens; None until the first comes.
     """
 
     first: int
@@ -29,11 +30,16 @@ class _Open:
 
 
 class PieceAssembler:
-    """At most one piece per sequence is open, so memory is bounded by the number of sequences. It is kept for the next
-    ones: memory that is new costs far more to fill.
+    """At most one piece per sequence is open, so memory is bounded by the number of sequences.
+
+    It is reused for later ones: filling new memory costs far more.
     """
 
     def __init__(self, units: int, row_bytes: int, piece_tokens: int = CHUNK_TOKENS) -> None:
+        """Begin without sequences; a whole piece is uint8 [units, piece_tokens, row_bytes].
+
+        Pieces end at multiples of ``piece_tokens`` tokens from the root, or where their sequence ends.
+        """
         self._shape = (units, piece_tokens, row_bytes)
         self._open: dict[str, _Open] = {}
         self._spare: list[npt.NDArray[np.uint8]] = []
@@ -45,8 +51,9 @@ class PieceAssembler:
         self._open[sequence_id] = _Open(position)
 
     def append(self, sequence_id: str, rows: npt.NDArray[np.uint8]) -> Iterator[PieceRows]:
-        """Append the sequence's next rows, uint8 [units, N, row_bytes]; yield the pieces that they fill, each to be
-        used before the next is asked for.
+        """Append the sequence's next rows, uint8 [units, N, row_bytes]; yield the pieces that they fill.
+
+        Each piece must be used before the next is asked for.
         """
         piece = self._open[sequence_id]
         start, total = 0, rows.shape[1]
@@ -63,7 +70,7 @@ class PieceAssembler:
                 piece.first, piece.filled = piece.first + capacity, 0
 
     def end(self, sequence_id: str) -> PieceRows | None:
-        """Forget the sequence; the tail of it that fills no piece, or None if nothing is left."""
+        """Forget the sequence; return its tail that fills no piece, or None if nothing is left."""
         piece = self._open.pop(sequence_id)
         if piece.rows is None:
             return None

@@ -1,6 +1,6 @@
-"""Sees the input of attention modules as a step computes it: hidden states, already normed (HCache section 3.1).
+"""Access to the inputs of attention as a step computes them: hidden states, already normed (HCache section 3.1).
 
-Hooks exist only inside :meth:`AttentionInputs.given_to`, so a step that saves nothing pays nothing.
+Hooks exist only inside :meth:`AttentionInputs.given_to`, so a step that saves nothing costs nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from services.worker.restore.refusals import HiddenStatesUnsupported
 
 
 class HiddenSink(Protocol):
-    """Takes what goes into attention, in order of the layers."""
+    """Receiver of the inputs of attention, in order of the layers."""
 
     def take(self, layer: int, hidden: torch.Tensor) -> None:
-        """``hidden`` [T, hidden] of all rows of the step. It is the model's own memory: whatever reads it is either
-        done when this returns or ordered before what the current stream does next. Must not raise or wait.
+        """Take ``hidden`` [T, hidden] of all rows of the step in one layer. Must not raise or wait.
+
+        It is the model's own memory: all reads of it are either done when this returns or ordered before later work of
+        the current stream.
         """
 
 
@@ -32,7 +34,7 @@ class AttentionInputs:
 
     @contextmanager
     def given_to(self, sink: HiddenSink, layers: Sequence[int] | None = None) -> Iterator[None]:
-        """Within this block every forward pass gives the inputs of ``layers`` (by default all) to ``sink``."""
+        """Give the inputs of ``layers`` (by default all) in every forward pass within this block to ``sink``."""
         wanted = range(len(self.modules)) if layers is None else layers
         handles = [
             self.modules[layer].register_forward_pre_hook(_giver(sink, layer), with_kwargs=True) for layer in wanted

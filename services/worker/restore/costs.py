@@ -1,4 +1,4 @@
-"""From figures at a few lengths to what one token costs at any length: what a planner calculates with. Pure."""
+"""From figures at a few lengths to the cost of one token at any length, for a planner. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _US = 1e6
 
 
 def costs_of(profile: RestorationProfile) -> RestorationCosts:
-    """Return what a profile says of one token in one layer.
+    """Return the costs of one token in one layer by a profile.
 
     Means are over tokens, so that long prefixes, where it matters, count for more. Computing a layer of N tokens takes
     ``N token_us + N² pair_us / 2`` (HCache 3.2, T_rec), so its time per token is a line over N / 2: the one that is
@@ -36,10 +36,10 @@ def costs_of(profile: RestorationProfile) -> RestorationCosts:
 
 
 def _whole_layer_s(figure: RestorationFigure, layers: int) -> float:
-    """Seconds that a token takes in a layer that is computed to its end.
+    """Return the seconds that a token takes in a layer that is computed to its end.
 
-    The last layer was computed as far as its K and V only, which is what they take from a hidden state. So the others
-    took longer than the mean; figures that say otherwise were disturbed, and then the mean is the best that is known.
+    The last layer was computed as far as its K and V only, which takes as long as from a hidden state. So the others
+    took longer than the mean; figures that contradict this were disturbed, and then the mean is the best estimate.
     """
     if layers == 1:
         return figure.compute_token_s
@@ -47,8 +47,9 @@ def _whole_layer_s(figure: RestorationFigure, layers: int) -> float:
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return (a, b) of the line ``a + b x`` nearest to the points, which are above 0, by least squares; neither is
-    below 0.
+    """Return (a, b) of the line ``a + b x`` nearest to the points, by least squares; neither is below 0.
+
+    All coordinates of the points are above 0.
     """
     count = len(xs)
     mean_x, mean_y = sum(xs) / count, sum(ys) / count

@@ -1,7 +1,7 @@
-"""What restoring costs on one machine for one model, as it was measured and as it is stored (HCache section 4.1.2 finds
-it offline for each machine and model).
+"""Measured costs of restoring on one machine for one model, and their stored form.
 
-Nothing here imports torch: the command line stores and shows what workers measure and read.
+HCache section 4.1.2 finds them offline for each machine and model. Nothing here imports torch: the command line stores
+and shows what workers measure and read.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ _SHAPE = ("layers", "kv_heads", "head_dim", "dtype")
 
 
 class RestorationFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per layer and token for a prefix of ``tokens`` tokens, medians (HCache section 4.1.2's IO_H, IO_KV, C_H
-    and C_Token, each divided by the tokens). Recomputation alone grows with the length, for its attention; its last
-    layer ends with K and V. What is of hidden states is 0 for a model that cannot be restored from them.
+    """Seconds per layer and token for a prefix of ``tokens`` tokens, medians.
+
+    These are HCache section 4.1.2's IO_H, IO_KV, C_H and C_Token, each divided by the tokens. Only recomputation grows
+    with the length, for its attention; its last layer ends with K and V. Figures of hidden states are 0 for a model
+    that cannot be restored from them.
     """
 
     tokens: int
     io_hidden_s: float  # From host memory, verified.
     io_kv_s: float  # From host memory, verified.
-    compute_hidden_s: float
+    compute_hidden_s: float  # With what a restoration in parts takes beyond the longer of transmitting and projecting.
     compute_token_s: float
 
 
 class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds for this model, dtype and machine. ``device`` is cpu or cuda; figures are in order of their lengths.
+    """Figures for one model, dtype and machine. ``device`` is cpu or cuda; figures are in order of their lengths.
 
     ``hidden`` is the width of a hidden state, 0 where KV cannot be restored from it. ``architecture`` and
     ``parameters`` tell models of equal KV apart, but not models that differ in their weights alone: those are equally
@@ -60,10 +62,10 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
         return self.geometry.token_bytes // self.geometry.layers
 
     def differences(self, here: RestorationProfile) -> tuple[str, ...]:
-        """Return what keeps these figures from holding for ``here``, whose own do not matter; () is nothing.
+        """Return why these figures do not hold for ``here``, whose own figures do not matter; () if they do.
 
-        The size of pages is not among it: only loads of KV depend on that, and little. Nor is the width of hidden
-        states where they are of no use here: all else holds.
+        The size of pages is ignored: only loads of KV depend on it, and little. So is the width of hidden states where
+        they are of no use here: all else holds.
         """
         names = [name for name in _IDENTIFYING if name != "hidden" or here.hidden]
         pairs = [(name, getattr(self, name), getattr(here, name)) for name in names]
@@ -71,7 +73,7 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"{name} {measured!r} is {found!r} here" for name, measured, found in pairs if measured != found)
 
     def to_json(self) -> bytes:
-        """As a process that measures hands it on."""
+        """Return the profile as a measuring process passes it on."""
         return msgspec.json.encode(self)
 
     @classmethod

@@ -18,18 +18,24 @@ from shared.messages.pools import KvGeometry
 
 
 class PassRunner(Protocol):
-    """What is asked of ``engine.model_runner.ModelRunner`` to restore a prefix."""
+    """The part of ``engine.model_runner.ModelRunner`` that restoring a prefix needs."""
 
     pool: DevicePool
 
     @property
-    def geometry(self) -> KvGeometry: ...
+    def geometry(self) -> KvGeometry:
+        """Geometry of the KV in the runner's pool."""
 
-    def paged_step(self, meta: ForwardMeta) -> AttentionStep: ...
+    def paged_step(self, meta: ForwardMeta) -> AttentionStep:
+        """Return an attention step over the pool that writes the KV of ``meta``'s rows and waits for its gate."""
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Run a forward pass over ``ids`` and ``positions``, int64 [T], with ``step`` as its attention.
+
+        Return the logits of ``last_rows``, float32 [R, vocab]. Raises what ``step`` raises.
+        """
 
 
 class _LayersDone(Exception):
@@ -52,11 +58,10 @@ class _FirstLayers:
 def compute_first_layers(
     runner: PassRunner, ids: torch.Tensor, segment: Segment, layers: int, gate: LayerGate | None = None
 ) -> None:
-    """Write the KV of the first ``layers`` layers of the segment's tokens (``ids`` int64 [segment.rows]) to their
-    slots.
+    """Write the KV of the first ``layers`` layers of the segment's tokens to their slots.
 
-    What is before the segment must be in the pool for these layers, or comes when ``gate`` lets attention of a layer
-    through; raises what the gate raises. With ``layers`` 0 nothing happens.
+    ``ids`` are int64 [segment.rows]. KV of these layers before the segment must be in the pool, or come before ``gate``
+    lets attention of a layer through; raises what the gate raises. With ``layers`` 0 nothing happens.
     """
     if layers == 0:
         return

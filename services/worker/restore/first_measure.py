@@ -1,9 +1,9 @@
-"""What restoring costs here, measured by a worker at its first start with a model, so that no user has to.
+"""The cost of restoring here, measured by a worker at its first start with a model, so that no user has to.
 
 HCache finds it offline for each machine and model (4.1.2), and so does ``thermocline doctor --profile --model``, with
-longer prefixes and more rounds: what it found counts for more. Here it takes seconds, and is remembered in the user's
-cache for the starts that follow. Workers of one machine that start together measure one after the other, and one that
-comes later finds what the first has measured.
+longer prefixes and more rounds, whose figures take precedence. Here it takes seconds, and is remembered in the user's
+cache for later starts. Workers of one machine that start together measure one after the other, and a later one finds
+the figures of the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.messages.worker_events import RestorationCosts
 from shared.undecodable import UNDECODABLE
 
 FILE_NAME = "restorations.json"
-VERSION = 1
+VERSION = 2
 
 LENGTHS = (64, 256, 1024)
 """Tokens of the prefixes that are measured: none is begun that would presumably take more than ``ENOUGH_S`` in all."""
@@ -40,15 +40,15 @@ _log = logs.get_logger("worker")
 
 
 class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds on this machine alone; a cache may be on a disk that others see."""
+    """Contents of the cache. They hold on this machine alone; a cache may be on a disk that others see."""
 
     version: int = VERSION
     machine: Machine
-    restorations: tuple[RestorationProfile, ...] = ()  # The last measured last.
+    restorations: tuple[RestorationProfile, ...] = ()  # The latest measured last.
 
 
 def cache_path() -> Path:
-    """Where figures of first starts are kept: beside the profile that the doctor writes."""
+    """Return where figures of first starts are kept: beside the profile that the doctor writes."""
     return default_path().with_name(FILE_NAME)
 
 
@@ -59,8 +59,10 @@ def first_costs(
     *,
     path: Path | None = None,
 ) -> RestorationCosts | None:
-    """Return the cost of restoring the model that ``here`` describes, as remembered at ``path`` or else by ``measure``,
-    which says what it is at. None, with a line in the log, where it cannot be measured. Blocking, for seconds.
+    """Return the cost of restoring the model that ``here`` describes, as remembered at ``path`` or else by ``measure``.
+
+    ``measure`` reports its progress to its argument. None, with a line in the log, where it cannot be measured.
+    Blocking, for seconds.
     """
     path = path or cache_path()
     with _alone(path):
@@ -69,7 +71,7 @@ def first_costs(
             try:
                 with progress.phase("measuring what restoring costs", total=len(LENGTHS), unit="prefixes") as advance:
                     found = measure(lambda line: advance(1))
-            except Exception as error:  # Also of the device: it serves all the same, without hidden states.
+            except Exception as error:  # Errors of the device, too: serve without hidden states.
                 _log.warning("restoration_not_measured", reason=f"{type(error).__name__}: {error}")
                 return None
             _remember(path, machine, found)
@@ -84,7 +86,7 @@ def _remembered(path: Path, machine: Machine, here: RestorationProfile) -> Resto
 
 
 def _read(path: Path, machine: Machine) -> tuple[RestorationProfile, ...]:
-    """Return what is remembered of this machine; nothing where the file is none of ours, or of another version."""
+    """Return the figures remembered for this machine; none where the file is none of ours, or of another version."""
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_Remembered)
     except (OSError, *UNDECODABLE):
@@ -93,7 +95,10 @@ def _read(path: Path, machine: Machine) -> tuple[RestorationProfile, ...]:
 
 
 def _remember(path: Path, machine: Machine, found: RestorationProfile) -> None:
-    """In one step. A cache that cannot be written is a reason to measure again, and none not to serve."""
+    """Write the figures atomically.
+
+    A cache that cannot be written means another measurement, and does not stop serving.
+    """
     others = [each for each in _read(path, machine) if each.differences(found)]
     file = _Remembered(machine=machine, restorations=tuple([*others, found][-MOST_RESTORATIONS:]))
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
@@ -106,7 +111,10 @@ def _remember(path: Path, machine: Machine, found: RestorationProfile) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process of the machine at a time; without a lock where the cache cannot be written, or after ``WAIT_S``."""
+    """Let one process of the machine at a time measure.
+
+    There is no lock where the cache cannot be written, or after ``WAIT_S``.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

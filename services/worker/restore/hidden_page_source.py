@@ -1,10 +1,9 @@
-"""Hidden pages as they lie in the storage's pool: hidden states and KV, unit by unit, each verified as it is read.
+"""Reads of hidden pages in the storage's pool: hidden states and KV, unit by unit, each verified as it is read.
 
 A unit is a contiguous piece of a page with a checksum of its own (``KvGeometry``), so one layer can be read and
-verified alone, in the order in which restoration wants layers (HCache section 4.2.1). The bytes that were verified
-are the bytes that are used: they are hashed where they cannot be changed any more. The pages are leased, so they
-should not be written; whether they were given away all the same is looked at once more in the end
-(:meth:`HiddenPages.confirm`).
+verified alone, in the order in which restoration wants layers (HCache section 4.2.1). The bytes that were verified are
+the bytes that are used: they are hashed where they cannot be changed any more. The pages are leased, so they should not
+be written; a last check in the end finds pages that were reused nevertheless (:meth:`HiddenPages.confirm`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class HiddenPages:
     """Pages of a mapped hidden pool that hold the hidden states of consecutive tokens."""
 
     def __init__(self, view: HostPoolView, pages: PageNumbers, identities: Rows) -> None:
-        """``pages`` int32 [n] and what they should hold, ``identities`` uint8 [n, 16].
+        """Prepare ``pages``, int32 [n], and the ``identities`` that they should have, uint8 [n, 16].
 
         Raises PiecesRefused for pages that are not in the pool or hold something else.
         """
@@ -42,34 +41,43 @@ class HiddenPages:
         self.confirm()
 
     def __len__(self) -> int:
+        """Return the number of pages."""
         return len(self._pages)
 
     @property
     def geometry(self) -> KvGeometry:
-        """Of hidden pages."""
+        """Geometry of hidden pages."""
         return self._view.geometry
 
     @property
     def handle(self) -> PoolHandle:
-        """How another process maps the pool that they are in."""
+        """Handle by which another process maps the pool of these pages."""
         return self._view.handle
 
     @property
     def numbers(self) -> PageNumbers:
-        """int32 [n]."""
+        """Page numbers in the pool, int32 [n]."""
         return self._pages
 
     @property
     def identities(self) -> Rows:
-        """What the pages should hold, uint8 [n, 16]."""
+        """Identities that the pages should have, uint8 [n, 16]."""
         return self._identities
 
+    def kv_units(self, layer: int) -> tuple[int, int]:
+        """Return the units of a layer's K and V. Raises PiecesRefused for a layer without KV in the pages."""
+        first = self.geometry.layers - self.geometry.loaded_layers
+        if layer < first:
+            raise PiecesRefused(f"these hidden pages do not hold KV of layer {layer}")
+        unit = self.geometry.from_hidden + 2 * (layer - first)
+        return unit, unit + 1
+
     def part(self, start: int, end: int) -> HiddenPages:
-        """Pages ``[start, end)`` of these."""
+        """Return pages ``[start, end)`` of these."""
         return HiddenPages(self._view, self._pages[start:end], self._identities[start:end])
 
     def confirm(self) -> None:
-        """Raise PiecesRefused if a page holds something else than it should."""
+        """Raise PiecesRefused if a page no longer holds what it should."""
         wrong = (self._view.identities[self._pages] != self._identities).any(axis=1)
         if wrong.any():
             raise PiecesRefused(f"hidden page {self._pages[wrong][0]} holds something else than the plan says")
@@ -77,7 +85,7 @@ class HiddenPages:
     def copy(self, unit: int, part: slice, target: PageMemory, rows: PageNumbers) -> None:
         """Copy ``unit`` of the pages in ``part`` to these ``rows`` of ``target``, which has units for rows.
 
-        Raises PiecesRefused for one that is not what was saved; it is not written.
+        Raises PiecesRefused for one that fails verification; it is not written.
         """
         pages = self._pages[part]
         expected = self._view.checksums[pages, unit].reshape(-1, 1)
@@ -104,7 +112,10 @@ class HiddenOfPages:
         self._pages, self._turns = pages, turns
 
     def read(self, layer: int, start: int, end: int, into: torch.Tensor) -> None:
-        """See the protocol. Raises PiecesRefused too for a layer whose hidden states the pages do not hold."""
+        """Read one layer's hidden states; see the protocol.
+
+        Also raises PiecesRefused for a layer without hidden states in the pages.
+        """
         geometry = self._pages.geometry
         unit, size = layer - geometry.absent, geometry.page_size
         if not 0 <= unit < geometry.from_hidden or into.shape[1] != geometry.hidden:
@@ -118,7 +129,7 @@ class HiddenOfPages:
             self._read_pages(unit, first, last, into)
 
     def _read_pages(self, unit: int, first: int, last: int, into: torch.Tensor) -> None:
-        """``into`` is contiguous, [(last - first) * page_size, hidden]."""
+        """Read a unit of pages ``[first, last)`` to ``into``, contiguous [(last - first) * page_size, hidden]."""
         size = self._pages.geometry.unit_bytes
         rows = into.view(-1).view(torch.uint8).view(last - first, size)
         if self._turns is None:
@@ -135,19 +146,15 @@ class KvOfPages:
     def __init__(
         self, pages: HiddenPages, pool: DevicePool, device_pages: PageNumbers, turns: PinnedTurns | None = None
     ) -> None:
-        """``device_pages`` int32 [n], distinct and inside ``pool``. ``turns`` as for :class:`HiddenOfPages`."""
+        """Prepare; ``device_pages`` int32 [n], distinct, inside ``pool``. ``turns`` as for :class:`HiddenOfPages`."""
         self._pages, self._pool, self._device_pages, self._turns = pages, pool, device_pages, turns
         self._stream = side_stream(pool.device)
         self._index = torch.from_numpy(device_pages.astype(np.int64)).to(pool.device)
 
     def load(self, layer: int) -> None:
-        """See the protocol. Raises PiecesRefused too for a layer whose KV the pages do not hold."""
+        """Load one layer's KV; see the protocol. Also raises PiecesRefused for a layer without KV in the pages."""
         geometry = self._pages.geometry
-        first = geometry.layers - geometry.loaded_layers
-        if layer < first:
-            raise PiecesRefused(f"these hidden pages do not hold KV of layer {layer}")
-        for half in (0, 1):
-            unit = geometry.from_hidden + 2 * (layer - first) + half
+        for half, unit in enumerate(self._pages.kv_units(layer)):
             if self._turns is None:
                 rows = self._pool.bytes_view()[layer, half].reshape(-1)
                 target = unit_memory(rows, self._pool.pages, geometry.unit_bytes, geometry.unit_bytes)
@@ -156,13 +163,15 @@ class KvOfPages:
                 self._load_through(self._turns, unit, self._pool.v(layer) if half else self._pool.k(layer))
 
     def fence(self) -> Fence | None:
+        """Return an event behind all loads so far; None in host memory."""
         return self._stream.fence()
 
     def drain(self) -> None:
+        """Wait until no load is writing to the pool."""
         self._stream.drain()
 
     def _load_through(self, turns: PinnedTurns, unit: int, into: torch.Tensor) -> None:
-        """``into`` is K or V of one layer, [pages, page_size, kv_heads, head_dim]."""
+        """Load a unit to ``into``, K or V of one layer, [pages, page_size, kv_heads, head_dim], by way of ``turns``."""
         with self._stream:
             for part, pinned in _in_turns(self._pages, unit, range(len(self._pages)), turns):
                 rows = pinned.to(into.device, non_blocking=True)
@@ -170,7 +179,7 @@ class KvOfPages:
 
 
 def unit_memory(data: Rows, pages: int, unit_bytes: int, page_stride: int) -> PageMemory:
-    """One unit of each of ``pages`` pages, as movers see memory: a row of two halves that lie behind one another.
+    """Return one unit of each of ``pages`` pages as movers see memory: a row of two adjacent halves.
 
     ``data`` (flat) begins with the first page's unit.
     """
@@ -179,9 +188,9 @@ def unit_memory(data: Rows, pages: int, unit_bytes: int, page_stride: int) -> Pa
 
 
 def _in_turns(pages: HiddenPages, unit: int, wanted: range, turns: PinnedTurns) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Gather ``unit`` of the ``wanted`` pages into pinned memory, part by part: which part, and uint8 [pages, unit].
+    """Gather ``unit`` of the ``wanted`` pages into pinned memory, part by part; yield the part and uint8 [pages, unit].
 
-    What the caller launches with a part on the current stream is done before its memory is written again.
+    Work that the caller launches on the current stream with a part is done before its memory is written again.
     """
     size = pages.geometry.unit_bytes
     step = max(1, turns.nbytes // size)
@@ -197,7 +206,7 @@ def _in_turns(pages: HiddenPages, unit: int, wanted: range, turns: PinnedTurns) 
 def _copy_checked(
     source: PageMemory, target: PageMemory, pages: PageNumbers, rows: PageNumbers, checks: RowChecks
 ) -> np.ndarray:
-    """Without C code: copy each row, then hash the copy. Bool [pages], what is wrong."""
+    """Copy each row, then hash the copy, without C code; return the wrong pages, bool [pages]."""
     begin, end = source.host_rows(), target.host_rows()
     wrong = np.zeros(len(pages), dtype=bool)
     for index, (page, row) in enumerate(zip(pages.tolist(), rows.tolist(), strict=True)):

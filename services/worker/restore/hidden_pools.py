@@ -1,7 +1,7 @@
 """The hidden pools that this worker has mapped, by the storage that owns them.
 
 Steps save hidden states into leased pages of them (HCache section 4.2.2), and restorations read them, so they are
-mapped writable. On a GPU they are pinned, so that what is read goes over the link without staging.
+mapped writable. On a GPU they are pinned, so that reads cross the link without staging.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ class HiddenPools(MappedPools):
         pins: Pins | None = None,
         retire: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """``geometry`` is that of the worker's KV. ``retire`` runs what unmaps a pool behind whatever writes to it."""
+        """Prepare; ``geometry`` is that of the worker's KV.
+
+        ``retire`` runs the unmapping of a pool behind all writes to it.
+        """
 
         def fault(handle: PoolHandle) -> str:
             if handle.geometry.is_hidden and handle.geometry.as_kv == geometry:
@@ -36,6 +39,6 @@ class HiddenPools(MappedPools):
         return self.find(storage_id).view
 
     def is_pinned(self, storage_id: str) -> bool:
-        """Whether a GPU may read that pool by itself."""
+        """Return whether a GPU may read that pool by itself."""
         pool = self._pools.get(storage_id)
         return pool is not None and pool.is_pinned

@@ -1,4 +1,4 @@
-"""What one token's hidden states are: the input of each layer's attention module."""
+"""Shape and type of one token's hidden states: the input of each layer's attention module."""
 
 from __future__ import annotations
 
@@ -25,4 +25,5 @@ class HiddenShape:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's own type."""
         return TORCH_DTYPES[self.dtype]

@@ -1,4 +1,4 @@
-"""Where the hidden states of a prefix are read from, layer by layer."""
+"""Sources of the hidden states of a prefix, read layer by layer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class HiddenSource(Protocol):
     tokens: int
 
     def read(self, layer: int, start: int, end: int, into: torch.Tensor) -> None:
-        """Copy those of tokens ``[start, end)``, counted from the first, to ``into`` [end - start, hidden].
+        """Copy one layer's hidden states of tokens ``[start, end)`` to ``into`` [end - start, hidden].
 
-        On a GPU the copy is launched on the current stream. Raises PiecesRefused for what cannot be trusted; ``into``
-        is then undefined.
+        Tokens are counted from the first. On a GPU the copy is launched on the current stream. Raises PiecesRefused for
+        data that cannot be trusted; ``into`` is then undefined.
         """
 
 
@@ -32,7 +32,7 @@ class PieceSource:
     def __init__(
         self, shape: HiddenShape, pieces: Sequence[HiddenPiece], first: int, end: int, layers: Sequence[int]
     ) -> None:
-        """Tokens ``[first, end)`` of one sequence. Pieces may overlap and lie in any order.
+        """Prepare to read tokens ``[first, end)`` of one sequence. Pieces may overlap and lie in any order.
 
         Raises PiecesRefused when they have a gap, belong to several sequences, lack a layer or have another shape.
         """
@@ -46,13 +46,14 @@ class PieceSource:
         self._parts = list(_cover(pieces, first, end))
 
     def read(self, layer: int, start: int, end: int, into: torch.Tensor) -> None:
+        """Copy the rows from each piece that covers a part of ``[start, end)``; verify the layer of each."""
         begin, stop = self._first + start, self._first + end
         for piece, piece_start, piece_stop in self._parts:
             low, high = max(begin, piece_start), min(stop, piece_stop)
             if low >= high:
                 continue
             rows = piece.layer_rows(layer)[low - piece.first : high - piece.first]
-            # Read-only memory is as good: nothing is written to it.
+            # Read-only memory will do: nothing is written to it.
             source = torch.frombuffer(np.ascontiguousarray(rows).data, dtype=self._dtype)
             into[low - begin : high - begin].copy_(source.view(high - low, -1), non_blocking=True)
 
@@ -67,7 +68,7 @@ def _check(piece: HiddenPiece, shape: HiddenShape, layers: Sequence[int]) -> Non
 
 
 def _cover(pieces: Sequence[HiddenPiece], first: int, end: int) -> list[tuple[HiddenPiece, int, int]]:
-    """Which piece gives which tokens: from each position on, the one that reaches furthest."""
+    """Return which piece gives which tokens: from each position on, the one that reaches furthest."""
     parts: list[tuple[HiddenPiece, int, int]] = []
     position = first
     while position < end:

@@ -12,7 +12,10 @@ from services.worker.kv.device_pool import DevicePool
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """slots: int64 [T] on the device. ``first`` is the first of them where they are consecutive, else -1."""
+    """Slots of consecutive tokens, int64 [T] on the device.
+
+    ``first`` is the first of them where they are consecutive, else -1.
+    """
 
     slots: torch.Tensor
     first: int
@@ -24,7 +27,7 @@ class KvSlots:
         return cls(meta.slots.to(device), meta.first_slot)
 
     def write(self, pool: DevicePool, layer: int, key: torch.Tensor, value: torch.Tensor, start: int = 0) -> None:
-        """key and value [1, kv_heads, N, head_dim], of the rows ``[start, start + N)`` of these slots."""
+        """Write key and value [1, kv_heads, N, head_dim] to the slots of rows ``[start, start + N)``."""
         rows = key.shape[2]
         for half, states in ((pool.k(layer), key), (pool.v(layer), value)):
             flat, by_token = half.flatten(0, 1), states[0].transpose(0, 1)

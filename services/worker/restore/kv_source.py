@@ -1,4 +1,4 @@
-"""Where the layers of a prefix that come back as KV are loaded from."""
+"""The source of the layers of a prefix that are restored as KV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ class KvSource(Protocol):
     """KV of the same tokens, loaded into their pages."""
 
     def load(self, layer: int) -> None:
-        """Copy one layer into its device pages, or launch that. Raises PiecesRefused for what cannot be trusted."""
+        """Copy one layer into its device pages, or launch the copy.
+
+        Raises PiecesRefused for data that cannot be trusted.
+        """
 
     def fence(self) -> Fence | None:
         """Return a point after all loads so far; None when they are done already."""

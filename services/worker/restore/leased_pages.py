@@ -1,8 +1,7 @@
-"""Stage two's end in the running system: full chunks go into hidden pages that the scheduler has leased, and are
-sealed.
+"""The end of stage two in the running system: full chunks are written to leased hidden pages and sealed.
 
 A page is cleared before it is written and sealed after, so that a chunk which was written half-way never verifies. The
-lease is answered once, with the chunks that are sealed, whatever has become of the rest.
+lease is answered once, with the sealed chunks, even if the rest could not be saved.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from shared.messages.base import pack_int32
 
 @dataclass(frozen=True, slots=True)
 class SavedHidden:
-    """What became of a lease: ``chunks`` are sealed, and ``tokens`` (packed int32) are theirs."""
+    """Outcome of a lease: ``chunks`` are sealed, and ``tokens`` (packed int32) are theirs."""
 
     lease_id: int
     chunks: int = 0
     tokens: bytes = b""
-    lacked_pages: bool = False  # There was one chunk more than pages.
+    lacked_pages: bool = False  # There were too few pages for the last chunk.
 
 
 @dataclass(slots=True)
 class LeasedRun:
-    """Pages for the tokens of one sequence from ``depth`` on, which is where a chunk begins.
+    """Pages for the tokens of one sequence from ``depth`` on, where a chunk begins.
 
-    ``tokens`` is the sequence itself, which another thread appends to; ``pages`` likewise; ``identity`` is that of the
+    ``tokens`` is the sequence itself, to which another thread appends, as to ``pages``; ``identity`` is that of the
     page before the next chunk.
     """
 
@@ -51,24 +50,24 @@ class LeasedPages:
     """A :class:`~services.worker.restore.pieces.PieceTaker` over runs of leased pages, by name of their sequence."""
 
     def __init__(self, answer: Callable[[SavedHidden], None]) -> None:
-        """``answer`` is called by the saving thread, once for each run that was opened."""
+        """Prepare; ``answer`` is called by the saving thread, once for each run that was opened."""
         self._answer = answer
         self._runs: dict[str, LeasedRun] = {}
 
     def open(self, sequence_id: str, run: LeasedRun) -> None:
-        """Pages for a sequence that is about to begin. Called by the computing thread."""
+        """Provide pages for a sequence that is about to begin. Called by the computing thread."""
         self._runs[sequence_id] = run
 
     def extend(self, sequence_id: str, pages: Sequence[int]) -> None:
-        """More pages, behind those that it has; called by the computing thread. A run that has ended needs none."""
+        """Append pages to a sequence's run; called by the computing thread. Ignored for a run that has ended."""
         run = self._runs.get(sequence_id)
         if run is not None:
             run.pages.extend(pages)
 
     def take(self, piece: PieceRows) -> bool:
-        """Write a chunk and seal it. A tail that is no whole chunk is let go. False when there are no pages for it.
+        """Write a chunk and seal it; return False when there are no pages for it.
 
-        Raises InvariantViolated when the chunk is not the sequence's next.
+        A tail that is no whole chunk is dropped. Raises InvariantViolated when the chunk is not the sequence's next.
         """
         run = self._runs[piece.sequence_id]
         geometry = run.view.geometry
@@ -93,13 +92,14 @@ class LeasedPages:
         return True
 
     def end(self, sequence_id: str) -> None:
+        """Answer the lease of a sequence with its sealed chunks; a sequence without a run is ignored."""
         run = self._runs.pop(sequence_id, None)
         if run is not None:
             self._answer(SavedHidden(run.lease_id, run.chunks, b"".join(run.saved), run.lacked_pages))
 
 
 def lease_fault(depth: int, parent: bytes, pages: Sequence[int], view: HostPoolView) -> str:
-    """Why nothing can be saved under such a lease, or ""."""
+    """Return why nothing can be saved under such a lease, or ""."""
     if depth < 0 or depth % chunk_tokens(view.geometry.page_size):
         return f"no chunk begins at token {depth}"
     if len(parent) != DIGEST_BYTES:
@@ -108,14 +108,14 @@ def lease_fault(depth: int, parent: bytes, pages: Sequence[int], view: HostPoolV
 
 
 def pages_fault(pages: Sequence[int], view: HostPoolView) -> str:
-    """Why these are no pages of the pool, or ""."""
+    """Return why these are no pages of the pool, or ""."""
     if pages and not 0 <= min(pages) <= max(pages) < view.handle.pages:
         return f"a hidden page is outside the pool of {view.handle.pages}"
     return ""
 
 
 def _write(view: HostPoolView, pages: Sequence[int], piece: PieceRows) -> None:
-    """Rows [units, tokens, row_bytes] into pages [units, page_size, row_bytes]."""
+    """Write rows [units, tokens, row_bytes] into pages [units, page_size, row_bytes]."""
     units, row_bytes = piece.rows.shape[0], piece.rows.shape[2]
     size = view.geometry.page_size
     for number, page in enumerate(pages):

@@ -1,7 +1,7 @@
-"""Measures restoration with a model of this machine: ``python -m services.worker.restore.measure``.
+"""Measurement of restoration with a model on this machine: ``python -m services.worker.restore.measure``.
 
-Says what it is at, line by line, and prints a profile of restoration (JSON) in the last one. ``thermocline doctor
---profile --model DIR`` runs this in a process of its own, because only workers import torch.
+Prints its progress line by line, and a profile of restoration (JSON) in the last one. ``thermocline doctor --profile
+--model DIR`` runs this in a process of its own, because only workers import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measure(
     """
     if not lengths:
         raise ConfigError("no lengths to measure")
-    reap(PREFIX)  # What a measurement left that was killed.
+    reap(PREFIX)  # Remove segments of a measurement that was killed.
     _say(f"loading {model_dir}")
     runner = ModelRunner.load(
         model_dir,
@@ -59,7 +59,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1, with the reason, where nothing can be measured."""
+    """Measure, and print the profile; return 1, with the reason printed, where nothing can be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, type=Path, help="directory of a checkpoint")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

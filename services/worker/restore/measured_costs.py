@@ -1,7 +1,7 @@
-"""What restoring costs here, as ``thermocline doctor --profile --model`` measured it, for the scheduler to plan with.
+"""The cost of restoring here, as ``thermocline doctor --profile --model`` measured it, for the scheduler's planner.
 
-Nothing that is wrong with a profile keeps a worker from starting: it joins without costs then, its prefixes are kept as
-KV, and the log says why.
+A faulty profile does not keep a worker from starting: it joins without costs then, its prefixes are kept as KV, and the
+log says why.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _log = logs.get_logger("worker")
 
 
 def prove_projection(runner: ModelRunner | GroupRunner, staging_bytes: int = 0) -> KvProjection | None:
-    """Return what turns the model's hidden states into KV, proven; None, with a line in the log, where nothing does. A
-    group proves it in all ranks, and each stages shards in ``staging_bytes``, and this is the projection of the
-    first.
+    """Return the proven projection of the model's hidden states to KV.
+
+    None, with a line in the log, where there is none. All ranks of a group prove it, and stage shards in
+    ``staging_bytes`` each; the result is the projection of the first.
     """
     try:
         return runner.prove_projection(staging_bytes) if isinstance(runner, GroupRunner) else KvProjection(runner)
@@ -42,8 +43,10 @@ def prove_projection(runner: ModelRunner | GroupRunner, staging_bytes: int = 0) 
 def measured_costs(
     path: Path | None, runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int
 ) -> RestorationCosts | None:
-    """Costs by the profile at ``path`` (None: where the doctor puts it), or None where it says nothing of this model on
-    this machine. ``threads`` is what the runner was loaded with.
+    """Return the costs in the profile at ``path`` (None: where the doctor puts it).
+
+    None where it has no figures of this model on this machine. ``threads`` is the setting with which the runner was
+    loaded.
     """
     return costs_for(path, machine_here(), subject(runner, projection, threads=threads))
 
@@ -51,10 +54,10 @@ def measured_costs(
 def costs_of_first_start(
     runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int
 ) -> RestorationCosts | None:
-    """Costs where no profile says them: as this worker measures them now, or measured at an earlier start.
+    """Return the costs as this worker measures them now, or measured at an earlier start, where no profile has them.
 
-    None where the model's hidden states are of no use: under grouped queries they are wider than the KV that they
-    stand for (HCache section 7 leaves such models out), and nothing would be planned with the figures.
+    None where the model's hidden states are of no use: under grouped queries they are wider than the KV that they stand
+    for (HCache section 7 leaves such models out), and nothing would be planned with the figures.
     """
     here = subject(runner, projection, threads=threads)
     if not here.hidden or here.hidden_bytes >= here.kv_bytes:
@@ -63,7 +66,7 @@ def costs_of_first_start(
 
 
 def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:
-    """Return the same for the model that ``here`` describes."""
+    """Return the costs of the model that ``here`` describes, as :func:`measured_costs` does."""
     if path is None and not default_path().exists():
         _log.info("restoration_not_measured", advice="thermocline doctor --profile --model DIR measures it")
         return None
@@ -89,7 +92,7 @@ def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> 
 def _with_link(
     costs: RestorationCosts, profile: Profile, found: RestorationProfile, here: RestorationProfile
 ) -> RestorationCosts:
-    """With the speed of loads in pages of the size that is used here, where movers were measured with it."""
+    """Return the costs with the speed of loads in pages of the size used here, where movers were measured with it."""
     page_size = here.geometry.page_size
     if page_size == found.geometry.page_size:
         return costs

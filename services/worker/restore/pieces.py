@@ -25,14 +25,15 @@ _LAYER_BITS = 16
 
 
 def piece_end(position: int, piece_tokens: int = CHUNK_TOKENS) -> int:
-    """Where the piece that holds the token at ``position`` ends at the latest."""
+    """Return the largest possible end (exclusive) of the piece that holds the token at ``position``."""
     return (position // piece_tokens + 1) * piece_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceRows:
-    """rows: uint8 [units, tokens, row_bytes] of tokens from ``first`` on. The memory is used again for the next piece:
-    a reader that keeps it copies it.
+    """Rows of one piece, uint8 [units, tokens, row_bytes], of tokens from ``first`` on.
+
+    The memory is used again for the next piece: a reader that keeps it copies it.
     """
 
     sequence_id: str
@@ -41,17 +42,18 @@ class PieceRows:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens in the piece."""
         return self.rows.shape[1]
 
 
 class PieceTaker(Protocol):
-    """Where pieces go. Called by the saving thread alone."""
+    """Receiver of pieces. Called by the saving thread alone."""
 
     def take(self, piece: PieceRows) -> bool:
-        """Take rows; False when there is no room: the rest of the sequence is not saved."""
+        """Take rows; return False when there is no room: the rest of the sequence is not saved."""
 
     def end(self, sequence_id: str) -> None:
-        """No further piece of this sequence comes. Called once for each that has begun."""
+        """End a sequence: no further piece of it comes. Called once for each that has begun."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,18 +78,24 @@ class HiddenPiece:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens in the piece."""
         return self.rows.shape[1]
 
     @property
     def end(self) -> int:
+        """Position behind the last token."""
         return self.first + self.tokens
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its hidden states, without checksums."""
         return self.rows.nbytes
 
     def layer_rows(self, layer: int) -> npt.NDArray[np.uint8]:
-        """uint8 [tokens, row_bytes] of one layer, verified. Raises PiecesRefused for what is missing or altered."""
+        """Return one layer's rows, uint8 [tokens, row_bytes], verified.
+
+        Raises PiecesRefused for missing or altered ones.
+        """
         if layer not in self.layers:
             raise PiecesRefused(f"the piece at token {self.first} lacks layer {layer}")
         index = self.layers.index(layer)

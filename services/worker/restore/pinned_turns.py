@@ -1,5 +1,6 @@
-"""Two pinned buffers that take turns on the way to a GPU: while one crosses the link, the next rows are gathered and
-verified into the other.
+"""Two pinned buffers, used in turn for copies to a GPU.
+
+While one crosses the link, the next rows are gathered and verified into the other.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from shared.errors import InvariantViolated
 _cuda: Any = torch.cuda
 
 TURN_BYTES = 4 * 2**20
-"""The copy engine needs transfers of a megabyte or more to come near the link's bandwidth (Strata section 3.1)."""
+"""Size of a buffer: the copy engine needs transfers of a megabyte or more to come near the link's bandwidth (Strata
+section 3.1).
+"""
 
 
 class PinnedTurns:
-    """Used by one thread. Memory is taken once, for one restoration after another."""
+    """Two pinned buffers. Used by one thread; allocated once, for one restoration after another."""
 
     def __init__(self, device: torch.device, nbytes: int = TURN_BYTES) -> None:
-        """``nbytes`` of each buffer."""
+        """Allocate two buffers of ``nbytes`` each."""
         self.nbytes = nbytes
         self._device = device
         self._buffers = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -32,10 +35,9 @@ class PinnedTurns:
 
     @contextmanager
     def next(self, nbytes: int) -> Iterator[torch.Tensor]:
-        """Open the first ``nbytes`` of the next buffer, uint8. Copies out of it go to the current stream, inside the
-        block.
+        """Open the first ``nbytes`` of the next buffer, uint8.
 
-        Raises InvariantViolated when a buffer is smaller.
+        Copies out of it go to the current stream, inside the block. Raises InvariantViolated when a buffer is smaller.
         """
         if nbytes > self.nbytes:
             raise InvariantViolated(f"{nbytes} bytes do not fit in a turn of {self.nbytes}")
@@ -49,5 +51,5 @@ class PinnedTurns:
 
 
 def pinned_turns(device: torch.device, unit_bytes: int) -> PinnedTurns | None:
-    """For units of this size on their way to ``device``; None where host memory is the device's."""
+    """Return buffers for units of this size to be copied to ``device``; None where the device uses host memory."""
     return PinnedTurns(device, max(TURN_BYTES, unit_bytes)) if device.type == "cuda" else None

@@ -1,9 +1,9 @@
 """From hidden states of a layer to its KV: the model's own K and V projections, norms and RoPE (HCache section 3.1).
 
-The layer's attention module itself is called, up to the point where it hands K and V to attention, so biases, a K
-norm or scaled positions need no code of ours and the same kernels compute the same bits. Queries are not computed: a
-stand-in for their projection returns zeros. Proof that KV follows from hidden states and positions alone is taken
-once per model.
+The layer's attention module itself is called, up to the point where it hands K and V to attention, so biases, a K norm
+or scaled positions need no code of ours and the same kernels compute the same bits. Queries are not computed: a
+stand-in for their projection returns zeros. It is proven once per model that KV follows from hidden states and
+positions alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ BLOCK_ROWS = 1024
 
 _PROOF_ROWS = 16
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Largest deviation of proven KV, relative to the largest value: kernels for other shapes may round otherwise, while a
-wrong position or a forgotten bias gives values near 1."""
+"""Largest deviation of proven KV, relative to the largest value.
+
+Kernels for other shapes may round differently, while a wrong position or a forgotten bias gives values near 1.
+"""
 
 Emit = Callable[[AttentionCall], None]
 
@@ -40,7 +42,7 @@ class _Projected(Exception):
 
 
 class _Taking:
-    """An attention step that hands K and V on and stops."""
+    """An attention step that takes K and V and ends the module's forward."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -51,14 +53,14 @@ class _Taking:
 
 
 class _NoQueries(torch.nn.Module):
-    """Stands in for ``q_proj``: zeros of its shape, which take no memory and no time."""
+    """Stand-in for ``q_proj``: zeros of its shape, which take no memory and no time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self._width = width
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., hidden] to [..., width]."""
+        """Return zeros [..., width] for [..., hidden]."""
         return hidden.new_zeros(()).expand(*hidden.shape[:-1], self._width)
 
 
@@ -66,8 +68,9 @@ class KvProjection:
     """The K and V projections of every layer of a runner's model. Used by the thread that computes."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Find the projection. Raises HiddenStatesUnsupported, with the reason, when KV does not follow from hidden
-        states exactly.
+        """Find the projection.
+
+        Raises HiddenStatesUnsupported, with the reason, when KV does not follow from hidden states exactly.
         """
         if runner.attends_itself:
             raise HiddenStatesUnsupported(f"{type(runner.model).__name__} attends by code of its own")
@@ -86,7 +89,10 @@ class KvProjection:
 
     @torch.inference_mode()
     def position_embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """Return what the model's attention gets for ``positions`` (int64 [T]); None if it adds positions before."""
+        """Return the model's position embeddings for ``positions`` (int64 [T]), as attention gets them.
+
+        None if the model adds positions before its layers.
+        """
         if not any("position_embeddings" in kwargs for kwargs in self._kwargs):
             return None
         assert self._rotary is not None
@@ -139,7 +145,7 @@ class KvProjection:
             raise HiddenStatesUnsupported(f"{name} calls {len(calls.hidden)} attention modules in {layers} layers")
         self._kwargs = [_settings(kwargs, name) for kwargs in calls.kwargs]
         self._modules = [
-            # RoPE goes over queries as well; where they are shaped by its dimension, one head of zeros will do.
+            # RoPE is applied to queries as well; where they are shaped by its dimension, one head of zeros will do.
             _without_queries(module, runner.geometry.head_dim if "position_embeddings" in kwargs else None)
             for module, kwargs in zip(self.inputs.modules, self._kwargs, strict=True)
         ]
@@ -152,7 +158,7 @@ class KvProjection:
                 _compare(found[0], expected, name, 0.0 if runner.is_exact else _TOLERANCE[expected.key.dtype])
         except HiddenStatesUnsupported:
             raise
-        except Exception as error:  # Of the model's own code, called in a way that it may not know.
+        except Exception as error:  # An error of the model's own code, called in a way that it may not support.
             raise HiddenStatesUnsupported(
                 f"attention modules of {name} cannot be called by themselves: {type(error).__name__}: {error}"
             ) from error
@@ -160,7 +166,7 @@ class KvProjection:
 
 
 class _Calls:
-    """Remembers with what each attention module was called."""
+    """Records the arguments with which each attention module was called."""
 
     def __init__(self) -> None:
         self.hidden: list[torch.Tensor] = []
@@ -172,13 +178,14 @@ class _Calls:
 
 
 def _settings(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the keywords to call a module with again. Raises HiddenStatesUnsupported for one that differs from step to
-    step.
+    """Return the keywords to call a module with again.
+
+    Raises HiddenStatesUnsupported for one that differs from step to step.
     """
     kept: dict[str, Any] = {}
     for key, value in kwargs.items():
         if key == "position_embeddings":
-            kept[key] = None  # Computed anew for each restoration.
+            kept[key] = None  # Computed again for each restoration.
         elif value is None or isinstance(value, bool | int | float | str):
             kept[key] = value
         elif key not in HARMLESS_EXTRAS:
@@ -187,15 +194,16 @@ def _settings(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _without_queries(module: torch.nn.Module, width: int | None) -> torch.nn.Module:
-    """Return a second face of ``module`` that shares all weights but computes no queries (zeros of ``width`` take their
-    place, by default of their own width) and calls no hooks.
+    """Return a second view of ``module`` that shares all weights but computes no queries and calls no hooks.
+
+    Zeros of ``width`` take the place of queries, by default of their own width.
     """
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     twin._forward_pre_hooks = OrderedDict()
     twin._forward_pre_hooks_with_kwargs = OrderedDict()
     queries = module._modules.get("q_proj")
-    if queries is not None:  # Else the projection is fused, and queries come for nothing more than their share of it.
+    if queries is not None:  # Otherwise the projection is fused, and queries cost only their share of it.
         twin._modules["q_proj"] = _NoQueries(width or int(queries.out_features))  # type: ignore[arg-type]
     return twin
 

@@ -1,4 +1,4 @@
-"""Why hidden states cannot be used: of a model for good, or of one sequence this time. Callers fall back."""
+"""Reasons why hidden states cannot be used: of a model permanently, or of one sequence this time. Callers fall back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from shared.errors import IntegrityError, UnsupportedModel
 
 
 class HiddenStatesUnsupported(UnsupportedModel):
-    """KV of this model does not follow from the input of its attention modules alone, or we cannot show that it does.
+    """A model whose KV does not follow from the inputs of its attention modules alone, or not provably.
+
     The model serves all the same: its prefixes are loaded as KV or recomputed.
     """
 

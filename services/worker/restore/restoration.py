@@ -1,18 +1,16 @@
-"""Restores the KV of a prefix layer by layer: transmission of the next layers beside computation of this one (HCache
-section 3.1, figure 5).
+"""Restoration of a prefix's KV layer by layer: transmission of the next layers beside computation of this one.
 
-The transfer thread brings hidden states to staging buffers, then loads the layers that come back as KV. The computing
-thread recomputes the first layers, and projects each hidden layer when it is first waited for: at the gate, where the
-attention of the request's own prompt asks for it, so that layer l waits for layer l alone and whatever the model
-computes between two layers hides transmission too. A failure closes the gate; the prefix's pages are then undefined and
-the prefix is to be recomputed.
+See HCache section 3.1, figure 5. The transfer thread brings hidden states to staging buffers, then loads the layers
+that are restored as KV. The computing thread recomputes the first layers, and projects each hidden layer when it is
+first waited for: at the gate, where the attention of the request's own prompt asks for it, so that layer l waits for
+layer l alone and the model's computation between two layers hides transmission too. A failure closes the gate; the
+prefix's pages are then undefined and the prefix is to be recomputed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,12 +34,12 @@ from shared.errors import InvariantViolated, TransportError
 
 
 class RestorationStuck(TransportError):
-    """The transfer does not end, so what it writes to cannot be used again."""
+    """A transfer that does not end, so that its target memory cannot be used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the layers of a mix come from; None for means that it does not use."""
+    """Sources of the layers of a mix; None for means that it does not use."""
 
     hidden: HiddenSource | None = None
     kv: KvSource | None = None
@@ -49,17 +47,18 @@ class Sources:
 
 
 class Gather(Protocol):
-    """Joins what several processes have read of a layer."""
+    """Joins the shards of a layer that several processes have read."""
 
     def whole(self, shard: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Hidden states [rows, hidden] of this process to those of all ``tokens``."""
+        """Return the hidden states of all ``tokens`` from those of this process, [rows, hidden]."""
 
 
 class Restoration:
-    """One prefix: the tokens of ``segment``. A layer gate for the step that needs it, made for one use.
+    """The restoration of one prefix, the tokens of ``segment``.
 
-    ``run`` is for the transfer thread, all else for the computing thread: :meth:`begin`, then :meth:`wait` for every
-    layer (by a step, or by :meth:`wait_all`), then :meth:`finish` whatever happened.
+    A layer gate for the step that needs it, made for one use. ``run`` is for the transfer thread, all else for the
+    computing thread: :meth:`begin`, then :meth:`wait` for every layer (by a step, or by :meth:`wait_all`), then
+    :meth:`finish` in any case.
     """
 
     def __init__(
@@ -74,10 +73,11 @@ class Restoration:
         timeout_s: float,
         loads: forward_meta.LayerGate | None = None,
         gather: Gather | None = None,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """KV that the segment attends to must be on the device, for what is recomputed, or come there in time for
-        ``loads``. No other restoration may be using ``staging``. A mix without hidden states needs neither that nor a
+        """Prepare.
+
+        KV that recomputed layers of the segment attend to must be on the device, or come there before ``loads`` lets
+        them. No other restoration may be using ``staging``. A mix without hidden states needs neither that nor a
         projection. With ``gather`` the source of hidden states is a shard of the tokens.
         """
         _check(runner, segment, mix, sources, is_shard=gather is not None)
@@ -95,8 +95,8 @@ class Restoration:
             assert sources.hidden is not None
             self._staging = staging.buffers(projection.shape, sources.hidden.tokens, mix.from_hidden)
         self._stream = side_stream(device)
-        self._gate = LayerGate(mix.layers, timeout_s=timeout_s, clock_ns=clock_ns)
-        self._projected = 0  # Hidden layers that the computing thread is done with.
+        self._gate = LayerGate(timeout_s=timeout_s, clock_ns=time.monotonic_ns)
+        self._projected = 0  # Number of hidden layers that the computing thread has finished.
         self._cancelled = threading.Event()
         self._ended = threading.Event()
 
@@ -111,7 +111,7 @@ class Restoration:
                 self._stream.drain()
                 if self._sources.kv is not None:
                     self._sources.kv.drain()
-            except Exception as error:  # Of the device: nothing that it was told can be counted on.
+            except Exception as error:  # An error of the device: none of its copies can be relied on.
                 self._gate.reject(f"{type(error).__name__}: {error}")
             self._ended.set()
 
@@ -121,7 +121,7 @@ class Restoration:
             assert self._sources.ids is not None
             compute_first_layers(self._runner, self._sources.ids, self._segment, self._mix.recomputed, self._loads)
         if self._mix.recomputed == self._mix.layers:
-            # Here, and not where layers are transmitted: that thread may not have had its turn when all is done.
+            # Here, not in the transfer thread, which may not have run yet when all is done.
             self._gate.release(self._mix.layers - 1)
 
     def wait(self, layer: int) -> None:
@@ -148,7 +148,7 @@ class Restoration:
         return self._gate.rejected
 
     def finish(self) -> None:
-        """Return when nothing is being written any more; gives up what has not arrived.
+        """Return when nothing is being written any more; cancels what has not arrived.
 
         Raises LoadRejected if the prefix is not restored whole, RestorationStuck if the transfer does not end.
         """

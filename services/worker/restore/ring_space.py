@@ -1,4 +1,4 @@
-"""Which bytes of a ring are in use: contiguous areas, given out at the front and taken back in the same order. Pure."""
+"""Allocation of a ring's bytes: contiguous areas, taken at the front and given back in the same order. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from shared.errors import InvariantViolated
 
 
 class RingSpace:
-    """An area never wraps around: what is left at the end of the ring is skipped and comes back with it."""
+    """Areas in use in a ring. None wraps around: the rest at the end of the ring is skipped and comes back with it."""
 
     def __init__(self, capacity_bytes: int) -> None:
+        """Begin with all of ``capacity_bytes`` free."""
         self._capacity = capacity_bytes
         self._areas: deque[tuple[int, int]] = deque()  # (start, end), oldest first.
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest area that can be had now."""
+        """Bytes of the largest area that can be taken now."""
         if not self._areas:
             return self._capacity
         oldest, newest = self._areas[0][0], self._areas[-1][1]

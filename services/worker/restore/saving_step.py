@@ -1,4 +1,4 @@
-"""One step as saving sees it: what its forward passes have taken, which counts as a whole, in part or not at all."""
+"""Saving within one step: the rows that its forward passes have taken, which count whole, in part or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SavedRows:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one pass has taken: ``rows`` of sequences, one behind the other in ``snapshot``."""
+    """Rows that one pass has taken: ``rows`` of sequences, one behind the other in ``snapshot``."""
 
     rows: Sequence[SavedRows]
     snapshot: Snapshot
@@ -38,11 +38,19 @@ TakeRows = Callable[[Sequence[SavedRows], list[str]], Taken | None]
 
 
 class SavingStep:
-    """Made by :meth:`~services.worker.restore.two_stage.TwoStageSaver.step`, for the computing thread."""
+    """The saving of one step.
+
+    Made by :meth:`~services.worker.restore.two_stage.TwoStageSaver.step`, for the computing thread.
+    """
 
     def __init__(self, take: TakeRows) -> None:
+        """Begin with no rows; ``take`` makes the snapshot of each pass.
+
+        It gets the pass's rows and a list, to which it adds the sequences whose saving ends here, and returns None
+        where nothing is saved.
+        """
         self.taken: list[Taken] = []
-        self.stopped: list[str] = []  # Sequences that are saved no further.
+        self.stopped: list[str] = []  # Sequences whose saving ends here.
         self.dropped: set[str] = set()
         self.is_void = False
         self._take = take
@@ -55,7 +63,7 @@ class SavingStep:
         pool: DevicePool | None = None,
         slots: torch.Tensor | None = None,
     ) -> Iterator[None]:
-        """Within this block runs one forward pass, whose ``rows`` are taken if their sequences are being saved.
+        """Run one forward pass within this block; take its ``rows`` whose sequences are being saved.
 
         ``inputs`` give hidden states; K and V come from ``slots`` of ``pool`` (int64 [T], one a row of the pass) when
         the block ends.
@@ -75,15 +83,15 @@ class SavingStep:
             self._take_kv(snapshot, pool, slots)
 
     def is_whole(self, taken: Taken) -> bool:
-        """Whether a pass has given all that was asked of it, or it is not wanted any more."""
+        """Return whether a pass has given all that was asked of it, or is not wanted any more."""
         return taken.snapshot.is_whole or all(each.sequence_id in self.dropped for each in taken.rows)
 
     def void(self) -> None:
-        """Nothing that this step has taken is right."""
+        """Discard all that this step has taken."""
         self.is_void = True
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
-        """Drop what it has taken of these sequences, which is not right."""
+        """Discard the rows taken of these sequences, which are not right."""
         self.dropped.update(sequence_ids)
 
     def _take_kv(self, snapshot: Snapshot, pool: DevicePool, slots: torch.Tensor) -> None:
@@ -96,8 +104,9 @@ class SavingStep:
 
 
 def runs_of(kept: Sequence[SavedRows]) -> list[slice]:
-    """Return runs of the pass's rows; neighbours are one run, so that a pass that saves all of its rows is one plain
-    copy.
+    """Return runs of the pass's rows.
+
+    Adjacent rows are one run, so that a pass that saves all of its rows is one plain copy.
     """
     runs: list[slice] = []
     for each in kept:

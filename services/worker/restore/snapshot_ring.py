@@ -26,7 +26,7 @@ _cuda: Any = torch.cuda
 
 
 class Snapshot:
-    """Rows of one pass on their way to the host. A :class:`~services.worker.restore.attention_inputs.HiddenSink`.
+    """Rows of one pass in flight to the host. A :class:`~services.worker.restore.attention_inputs.HiddenSink`.
 
     ``rows`` uint8 [units, N, row_bytes] is complete once :meth:`wait` has returned: first the hidden states of
     ``layers``, then K and V of each of ``kv_layers``.
@@ -56,6 +56,10 @@ class Snapshot:
         return self._units_taken == len(self.rows)
 
     def take(self, layer: int, hidden: torch.Tensor) -> None:
+        """Copy the picked rows of one layer's hidden states to the host.
+
+        On a GPU beside the model, on the ring's stream.
+        """
         into = self._place(self._index[layer], hidden.dtype)
         parts = [hidden[part] for part in self._picked]
         if self._stream is not None:
@@ -81,7 +85,7 @@ class Snapshot:
                     self._send(into, gathered)
 
     def wait(self) -> None:
-        """Return when all that was taken is in host memory. Off the critical path."""
+        """Return when all taken rows are in host memory. Not for the computing thread."""
         if self._done is not None:
             self._done.synchronize()
 
@@ -90,7 +94,7 @@ class Snapshot:
         return torch.from_numpy(self.rows[unit]).view(dtype)
 
     def _send(self, into: torch.Tensor, gathered: torch.Tensor) -> None:
-        """Copy behind what the current stream has been told so far, on a stream of its own."""
+        """Copy behind the current stream's work so far, on a stream of its own."""
         self._stream.wait_stream(_cuda.current_stream(gathered.device))
         with _cuda.stream(self._stream):
             into.copy_(gathered, non_blocking=True)
@@ -99,7 +103,7 @@ class Snapshot:
 
 
 class SnapshotRing:
-    """Snapshots are given back in the order in which they were taken, by another thread than takes them."""
+    """Memory for snapshots, given back in the order in which they were taken, by another thread than takes them."""
 
     def __init__(
         self,
@@ -111,9 +115,9 @@ class SnapshotRing:
         layers: Sequence[int],
         kv_layers: Sequence[int] = (),
     ) -> None:
-        """Hidden states of ``layers`` are saved, and KV of ``kv_layers``, whose K must be as wide as a hidden state is.
+        """Prepare to save the hidden states of ``layers``, and KV of ``kv_layers``.
 
-        Raises ConfigError when there is no memory for the ring.
+        K of the latter must be as wide as a hidden state. Raises ConfigError when there is no memory for the ring.
         """
         self.layers, self.kv_layers = tuple(layers), tuple(kv_layers)
         self.units, self.row_bytes = len(self.layers) + 2 * len(self.kv_layers), shape.row_bytes
@@ -131,17 +135,17 @@ class SnapshotRing:
 
     @property
     def name(self) -> str:
-        """Of the shared segment."""
+        """Name of the shared segment."""
         return self._segment.name
 
     @property
     def room_rows(self) -> int:
-        """How many rows a snapshot could hold now."""
+        """Number of rows that a snapshot could hold now."""
         with self._lock:
             return self._space.largest // (self.units * self.row_bytes)
 
     def take(self, picked: Sequence[slice]) -> Snapshot | None:
-        """Room for these rows of one pass; None when there is none. Never waits."""
+        """Return a snapshot for these rows of one pass; None when there is no room. Never waits."""
         rows = sum(part.stop - part.start for part in picked)
         nbytes = self.units * rows * self.row_bytes
         with self._lock:
@@ -152,12 +156,12 @@ class SnapshotRing:
         return Snapshot(area, picked, self.layers, self.kv_layers, self._stream)
 
     def give_back_oldest(self) -> None:
-        """Give back the oldest snapshot's memory, which may be overwritten."""
+        """Free the oldest snapshot's memory, which may be overwritten from now on."""
         with self._lock:
             self._space.give_back_oldest()
 
     def close(self) -> None:
-        """Let go of the memory; no snapshot may be in use."""
+        """Release the memory; no snapshot may be in use."""
         if self._segment.is_closed:
             return
         if self._pins is not None:

@@ -1,8 +1,8 @@
 """Buffers on the device between the thread that brings hidden states and the thread that projects them.
 
-They are used in turn, and one is written again only when its last layer has been projected. How many layers fit decides
-how far ahead of computation transmission may run: with recomputation in front, as far as all layers (HCache section
-4.1.2 prefetches hidden states while tokens are recomputed).
+They are used in turn, and one is written again only when its last layer has been projected. The number of layers that
+fit bounds how far transmission may run ahead of computation: with recomputation in front, as far as all layers (HCache
+section 4.1.2 prefetches hidden states while tokens are recomputed).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _cuda: Any = torch.cuda
 
 
 class StagingMemory:
-    """Device memory for one restoration after another, taken once: it is bounded, and its pages are warm."""
+    """Device memory for one restoration after another, allocated once: it is bounded, and its pages are warm."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
+        """Allocate ``nbytes`` bytes of zeros on ``device``."""
         self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
     def rows(self, shape: HiddenShape, multiple: int) -> int:
-        """How many tokens a restoration may have at the most, a multiple of ``multiple``; 0 if not even that fits.
+        """Return the most tokens of a restoration, a multiple of ``multiple``; 0 if not even that fits.
 
         Two buffers, where they fit, let one layer be transmitted while the one before is being projected.
         """
@@ -34,9 +35,9 @@ class StagingMemory:
         return (fits // 2 if fits >= 2 * multiple else fits) // multiple * multiple
 
     def buffers(self, shape: HiddenShape, tokens: int, layers: int) -> Staging:
-        """For a restoration of ``tokens`` tokens in ``layers`` layers; the one before must have ended.
+        """Return as many buffers as fit for a restoration of ``tokens`` tokens in ``layers`` layers.
 
-        As many buffers as fit. Raises InvariantViolated when not even one does.
+        The restoration before must have ended. Raises InvariantViolated when not even one fits.
         """
         each = tokens * shape.row_bytes
         depth = min(max(1, layers), len(self._bytes) // each)
@@ -47,13 +48,17 @@ class StagingMemory:
 
 
 class Staging:
-    """Buffers [depth, tokens, hidden], each for one layer."""
+    """Buffers that are used in turn, each for one layer."""
 
     def __init__(self, buffers: torch.Tensor) -> None:
+        """Begin with all ``buffers`` [depth, tokens, hidden] free; for the computing thread.
+
+        On a GPU the first use of each waits for the work that the current stream has now, which may still read it.
+        """
         self._buffers = buffers
         self._depth, self._taken, self._given_back = len(buffers), 0, 0
         self._free = threading.Semaphore(self._depth)
-        # What the computing thread has launched may still read this memory.
+        # Work launched by the computing thread may still read this memory.
         self._projected = [self._event()] * self._depth
 
     def take(self, timeout_s: float) -> torch.Tensor:
@@ -75,19 +80,19 @@ class Staging:
         return self._taken - self._given_back < self._depth
 
     def buffer(self, number: int) -> torch.Tensor:
-        """Return the buffer that was taken as the ``number``-th, for the computing thread."""
+        """Return the ``number``-th taken buffer, for the computing thread."""
         return self._buffers[number % self._depth]
 
     def give_back(self, number: int) -> None:
-        """Give back the ``number``-th, which was projected, or will have been when the current stream comes here."""
+        """Give back the ``number``-th buffer, whose projection is done or ordered in the current stream."""
         self._projected[number % self._depth] = self._event()
         self._given_back += 1
         self._free.release()
 
     def wake(self) -> None:
-        """Let a waiting :meth:`take` go on; for a restoration that was given up."""
+        """Let a waiting :meth:`take` return, for a restoration that was cancelled."""
         self._free.release()
 
     def _event(self) -> Any:
-        """Return a point in the current stream; None on a CPU, where what was called is done."""
+        """Return a point in the current stream; None on a CPU, where work is done when its call returns."""
         return _cuda.current_stream(self._buffers.device).record_event() if self._buffers.is_cuda else None

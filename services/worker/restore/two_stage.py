@@ -1,7 +1,7 @@
 """Two-stage saving of hidden states (HCache section 4.2.2): a snapshot within the step, pieces beside it.
 
-The computing thread never waits. What there is no room for is not saved: the sequence stops there, what was saved of it
-before stays good, and the counts tell how often that happened.
+The computing thread never waits. Rows without room are not saved: the sequence's saving stops there, the rows saved
+before stay good, and the counts tell how often that happened.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from shared import logs
 from shared.chunks import CHUNK_TOKENS
 
 MAX_SNAPSHOTS = 256
-"""Passes whose rows wait for the second stage; with the ring's bytes and the sequences it bounds that stage's queue."""
+"""Most passes whose rows wait for the second stage; with the ring's bytes and the sequences it bounds that stage's
+queue.
+"""
 
 _log = logs.get_logger("worker")
 
 
 @dataclass(slots=True)
 class SavingCounts:
-    """Since the start. Stops count sequences; the last two fields are written by the saving thread alone."""
+    """Counts since the start. Stops count sequences; the last two fields are written by the saving thread alone."""
 
-    rows: int = 0  # Taken into snapshots.
+    rows: int = 0  # Rows taken into snapshots.
     failed_steps: int = 0
-    refused: int = 0  # Never begun: too many sequences at a time.
-    stopped_no_room: int = 0  # In the ring, or too many snapshots waiting.
+    refused: int = 0  # Sequences never begun: too many at a time.
+    stopped_no_room: int = 0  # No room in the ring, or too many snapshots waiting.
     stopped_gap: int = 0  # The next rows were not the next tokens.
     pieces: int = 0
     stopped_not_taken: int = 0
@@ -52,15 +54,18 @@ class TwoStageSaver:
         submit: Callable[[Callable[[], None]], object] | None = None,
         counts: SavingCounts | None = None,
     ) -> None:
-        """``submit`` runs work one at a time in order; by default a thread of its own. ``counts`` go on counting."""
+        """Prepare; ``submit`` runs work one at a time in order; by default a thread of its own.
+
+        ``counts`` are continued.
+        """
         self.counts = SavingCounts() if counts is None else counts
         self._ring, self._taker = ring, taker
         self._max_sequences = max_sequences
-        self._next: dict[str, int] = {}  # The position that comes next, by sequence that is being saved.
+        self._next: dict[str, int] = {}  # The next position of each sequence that is being saved.
         self._assembler = PieceAssembler(ring.units, ring.row_bytes, piece_tokens)  # The saving thread's.
-        self._not_taken: set[str] = set()  # The saving thread's; the computing thread only looks.
+        self._not_taken: set[str] = set()  # Written by the saving thread; the computing thread only reads.
         self._held = threading.Lock()
-        self._snapshots = self._sequences = 0  # That the saving thread has yet to see the end of.
+        self._snapshots = self._sequences = 0  # Sequences whose end the saving thread has not handled yet.
         self._threads: ThreadPoolExecutor | None = None
         if submit is None:
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hidden")
@@ -68,7 +73,7 @@ class TwoStageSaver:
         self._submit = submit
 
     def begin(self, sequence_id: str, position: int) -> bool:
-        """Save this sequence from ``position`` on. False when it is being saved already or too many are."""
+        """Save this sequence from ``position`` on; return False when it is being saved already or too many are."""
         with self._held:
             has_room = self._sequences < self._max_sequences
             if sequence_id in self._next or not has_room:
@@ -80,7 +85,7 @@ class TwoStageSaver:
         return True
 
     def end(self, sequence_id: str) -> None:
-        """End a sequence that is finished, preempted or cancelled: its tail becomes a piece. Others are left alone."""
+        """End a finished, preempted or cancelled sequence: its tail becomes a piece. Unknown ones are ignored."""
         if self._next.pop(sequence_id, None) is not None:
             self._submit(lambda: self._end(sequence_id))
 
@@ -91,11 +96,11 @@ class TwoStageSaver:
 
     @contextmanager
     def step(self) -> Iterator[SavingStep]:
-        """Within this block run the forward passes of one step, each within :meth:`SavingStep.around`.
+        """Run the forward passes of one step within this block, each within :meth:`SavingStep.around`.
 
-        What they take is saved when the block ends and nothing of it was voided. So whatever voids a pass must be known
-        in here, the end of the loads that it attended to as well: KV that fails verification makes wrong hidden
-        states. Rows of a voided pass may come again.
+        Rows that they take are saved when the block ends and nothing of it was voided. So all that may void a pass must
+        be known in here, the end of the loads that it attended to as well: KV that fails verification makes wrong
+        hidden states. Rows of a voided pass may come again.
         """
         step = SavingStep(self._take)
         try:
@@ -117,7 +122,7 @@ class TwoStageSaver:
     # -- the computing thread ---------------------------------------------------------------------------------
 
     def _take(self, rows: Sequence[SavedRows], stopped: list[str]) -> Taken | None:
-        """Room for those rows that are to be saved, in the order of the pass; None if nothing is.
+        """Return a snapshot for those rows that are to be saved, in the order of the pass; None if there are none.
 
         Their sequences move on at once, so that the step's next pass continues them. One that must stop here goes to
         ``stopped``: its end waits for the rows that earlier passes have taken of it.
@@ -141,7 +146,7 @@ class TwoStageSaver:
         return Taken(kept, snapshot)
 
     def _part(self, each: SavedRows, room: int, stopped: list[str]) -> SavedRows | None:
-        """Return what of these rows is saved, if anything: those from the next position on that there is room for."""
+        """Return the part of these rows that is saved, if any: from the next position on, as far as there is room."""
         sequence_id = each.sequence_id
         position = self._next.get(sequence_id)
         if position is None or sequence_id in stopped:
@@ -153,7 +158,7 @@ class TwoStageSaver:
             self.counts.stopped_gap += 1
             stopped.append(sequence_id)
             return None
-        known = position - each.position  # Before the sequence's beginning, or computed once more.
+        known = position - each.position  # Rows before the sequence's beginning, or computed again.
         count = min(each.rows - known, room)
         if count < each.rows - known:
             self.counts.stopped_no_room += 1
@@ -163,7 +168,10 @@ class TwoStageSaver:
         return replace(each, first_row=each.first_row + known, rows=count, position=position)
 
     def _settle(self, step: SavingStep) -> None:
-        """Hand over what the step has taken, or take back what it has not, and end who stopped in it."""
+        """Hand over the rows that the step has taken, and end the sequences that stopped in it.
+
+        Sequences whose rows are void go back to the positions of these rows.
+        """
         is_void = step.is_void or not all(step.is_whole(taken) for taken in step.taken)
         if step.taken and is_void:
             self.counts.failed_steps += 1
@@ -183,7 +191,7 @@ class TwoStageSaver:
     # -- the saving thread ------------------------------------------------------------------------------------
 
     def _assemble(self, taken: Taken, good: Sequence[bool]) -> None:
-        """Rows of one pass into pieces."""
+        """Assemble rows of one pass into pieces."""
         kept = [each for each, is_good in zip(taken.rows, good, strict=True) if is_good]
         try:
             taken.snapshot.wait()
@@ -194,7 +202,7 @@ class TwoStageSaver:
                 if is_good and each.sequence_id not in self._not_taken:
                     for piece in self._assembler.append(each.sequence_id, rows):
                         self._hand_on(piece)
-        except Exception as error:  # Of the device or the store: nothing of these can be counted on from here.
+        except Exception as error:  # An error of the device or the store: none of these rows can be relied on.
             _log.warning("hidden_not_saved", reason=f"{type(error).__name__}: {error}")
             self._not_taken.update(each.sequence_id for each in kept)
             self.counts.stopped_not_taken += len(kept)

@@ -31,7 +31,7 @@ _log = get_logger("worker.engine")
 
 
 class StepForward(Protocol):
-    """Computes steps in the place of a model's own modules; see ``ModelRunner``."""
+    """A forward that computes steps in place of a model's own modules; see ``ModelRunner``."""
 
     def paged(
         self,
@@ -40,16 +40,20 @@ class StepForward(Protocol):
         meta: ForwardMeta,
         attention: AttentionBackend,
         last_rows: torch.Tensor,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute a step over the pool of ``attention``; return the logits of ``last_rows``, float32 [R, vocab]."""
 
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute a step with the attention of ``step``; return the logits of ``last_rows``, float32 [R, vocab]."""
 
 
 def merge(model: Any, windows: Sequence[int | None], context: int, path: ForwardPath) -> GpuModel | None:
-    """``model``, which is on a GPU, with merged weights, and views of them for its own modules; None where it is on a
-    CPU or goes the portable way, with a line in the log. ``context`` is the longest that is served.
+    """Merge the weights of a ``model`` on a GPU, and make its own modules views of them.
+
+    Return None where it is on a CPU or, with a line in the log, where the portable path computes. ``context`` is the
+    longest that is served.
 
     Called before memory of the device is given to anything else. Raises ConfigError, with the reason, when ``path``
     asks for what cannot be had.
@@ -67,10 +71,10 @@ def merge(model: Any, windows: Sequence[int | None], context: int, path: Forward
 def fuse(
     model: Any, windows: Sequence[int | None], pool: DevicePool, path: ForwardPath, merged: GpuModel | None = None
 ) -> StepForward | None:
-    """Return the fused forward of ``model``: on a CPU it takes the weights over, on a GPU it computes with ``merged``.
-    None, with a line in the log, where the portable path computes.
+    """Return the fused forward of ``model``; None, with a line in the log, where the portable path computes.
 
-    Raises ConfigError, with the reason, when ``path`` asks for what cannot be had.
+    On a CPU it takes the weights over, on a GPU it computes with ``merged``. Raises ConfigError, with the reason, when
+    ``path`` asks for what cannot be had.
     """
     if merged is not None:
         _log.info("forward_is_fused", model=type(model).__name__, dtype=str(merged.dtype))

@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 def mergeable(modules: Sequence[torch.nn.Module]) -> list[Codes] | None:
-    """Return the codes of linear ``modules`` that become one matrix; None where kernels compute with no such codes."""
+    """Return the codes of linear ``modules`` that become one matrix; None where kernels cannot use them."""
     found = [codes for module in modules if (codes := codes_of(module)) is not None]
     kinds = {(codes.bits, codes.inputs, codes.scales.shape[1], codes.scales.dtype) for codes in found}
     if len(found) < len(modules) or len(kinds) != 1:
@@ -30,12 +30,12 @@ def mergeable(modules: Sequence[torch.nn.Module]) -> list[Codes] | None:
 
 
 def coded_bytes(parts: Sequence[Codes]) -> int:
-    """Memory that the matrix of ``parts`` takes."""
+    """Return the bytes of memory that the matrix of ``parts`` takes."""
     return sum(size for _, size in _sizes(parts))
 
 
 class CodedMemory:
-    """Room for matrices of codes, in huge pages where the system gives them."""
+    """Memory for matrices of codes, in huge pages where the system gives them."""
 
     def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
         """``dtype`` is what kernels compute with."""
@@ -43,8 +43,9 @@ class CodedMemory:
         self._step = 4 // dtype.itemsize  # Inputs that kernels take together.
 
     def pack(self, parts: Sequence[Codes]) -> Matrix:
-        """One matrix of ``parts``, which are :func:`mergeable`, one behind the other; all but the last fill whole
-        strips. Raises InvariantViolated when memory was not taken for it.
+        """Pack ``parts``, which are :func:`mergeable`, into one matrix, one behind the other.
+
+        All but the last fill whole strips. Raises InvariantViolated when no memory was taken for it.
         """
         if coded_bytes(parts) > len(self._free):
             raise InvariantViolated("there is no room for these codes")
@@ -80,7 +81,7 @@ class CodedMemory:
 
 
 def _sizes(parts: Sequence[Codes]) -> list[tuple[str, int]]:
-    """Bytes of what a matrix of ``parts`` consists of."""
+    """Return name and bytes of each array of a matrix of ``parts``."""
     first = parts[0]
     outputs = sum(-(-codes.outputs // LANES) * LANES for codes in parts)
     numbers = outputs * first.scales.shape[1]
@@ -91,7 +92,7 @@ def _sizes(parts: Sequence[Codes]) -> list[tuple[str, int]]:
 
 
 def _units(codes: Codes) -> torch.Tensor:
-    """uint8 [strips, ...] in the order of ``codes.h``."""
+    """Return uint8 [strips, ...] in the order of ``codes.h``."""
     biased = (_whole_strips(codes.values).int() + (1 << codes.bits - 1)).to(torch.uint8)
     inputs = biased.view(-1, LANES, codes.inputs // 4, 4)
     if codes.bits == 4:
@@ -105,5 +106,5 @@ def _by_strip(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _whole_strips(rows: torch.Tensor) -> torch.Tensor:
-    """With zeros for outputs that do not exist."""
+    """Return ``rows`` with zeros behind them, so that they fill whole strips."""
     return torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % LANES))

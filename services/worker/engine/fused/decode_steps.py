@@ -20,9 +20,13 @@ from shared.errors import InvariantViolated
 
 
 class DecodeSteps:
-    """For one model, over one pool, with the decode kernel that its attention has."""
+    """Whole decode steps of one model over one pool, by the decode kernel of its attention."""
 
     def __init__(self, model: FusedModel, kernels: FusedKernels, pool: DevicePool, native: NativeDecode) -> None:
+        """Keep the addresses of all layers' K and V in ``pool``, which is in host memory.
+
+        ``native`` is compiled for the pages of ``pool`` and the heads of ``model``.
+        """
         self._model, self._kernels, self._pool = model, kernels, pool
         self._attend = ctypes.cast(native.function, ctypes.c_void_p).value
         self._partial_bytes = native.partial_bytes
@@ -32,8 +36,9 @@ class DecodeSteps:
         self._pools = (ctypes.c_void_p * len(halves))(*halves)
 
     def compute(self, meta: ForwardMeta, step: StepStruct, qkv: torch.Tensor) -> None:
-        """Take the rows of ``step``, all of them decode rows without a gate, through all layers. ``qkv`` is room for
-        [rows, (query_heads + 2 kv_heads) * head_dim].
+        """Take the rows of ``step``, all of them decode rows without a gate, through all layers.
+
+        ``qkv`` is room for [rows, (query_heads + 2 kv_heads) * head_dim].
         """
         model = self._model
         self._pool.tensor  # noqa: B018  Raises when the pool is closed, to whose memory there are pointers here.

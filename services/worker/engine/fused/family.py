@@ -18,7 +18,7 @@ FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3Fo
 
 
 class NotOfTheFamily(Exception):
-    """The model does something that the fused forward does not compute; says what."""
+    """The model does something that the fused forward does not compute; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LayerModules:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One model. ``vocabulary`` is the width of its logits."""
+    """A model of the family, as read off its modules."""
 
     layers: tuple[LayerModules, ...]
     embedding: torch.nn.Embedding
@@ -52,6 +52,7 @@ class Family:
 
     @property
     def vocabulary(self) -> int:
+        """Width of the logits."""
         return self.head.out_features
 
     @property
@@ -61,8 +62,9 @@ class Family:
 
 
 def describe(model: Any, windows: Sequence[int | None], *, multiple: int = LANES) -> Family:
-    """``model``, whose layers have these windows, and whose widths must be multiples of ``multiple``. Raises
-    NotOfTheFamily.
+    """Describe ``model``, whose layers have these windows, and whose widths must be multiples of ``multiple``.
+
+    Raises NotOfTheFamily, with every reason.
     """
     name = type(model).__name__
     if name not in FAMILY or not type(model).__module__.startswith("transformers.models."):
@@ -98,7 +100,7 @@ def describe(model: Any, windows: Sequence[int | None], *, multiple: int = LANES
 
 
 def linears(layer: LayerModules) -> tuple[Any, ...]:
-    """All linear modules of a layer: queries, keys, values, output, gate, up, down."""
+    """Return all linear modules of a layer: queries, keys, values, output, gate, up, down."""
     attention, mlp = layer.attention, layer.mlp
     return (
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
@@ -131,13 +133,13 @@ def _module_faults(family: Family) -> list[str]:
         norms = [layer.input_norm, layer.post_norm]
         norms += [norm for kind in ("q_norm", "k_norm") if (norm := getattr(layer.attention, kind, None)) is not None]
         if not all(_is_norm(norm, family) for norm in norms):
-            faults.append(f"layer {number} has another norm")
+            faults.append(f"layer {number} has another kind of norm")
         if layer.attention.scaling != family.scaling:
-            faults.append(f"layer {number} scales scores otherwise")
+            faults.append(f"layer {number} scales scores by another factor")
     if not _is_linear(family.head, family.hidden, family.vocabulary, family.dtype) or family.head.bias is not None:
         faults.append("its head has a bias or another width")
     if type(family.embedding) is not torch.nn.Embedding or not _is_norm(family.final_norm, family):
-        faults.append("its embedding or its last norm is another")
+        faults.append("its embedding or its last norm is of another kind")
     like = family.embedding.weight.new_empty(0)
     position = torch.zeros(1, 1, dtype=torch.int64, device=like.device)
     cosines, _ = family.rotary(like, position)

@@ -36,12 +36,17 @@ class _Buffers:
 
 
 class FusedForward:
-    """Computes what the Hugging Face model computes that its :class:`FusedModel` is made of. Not thread-safe.
+    """The forward pass of a :class:`FusedModel`, in place of that of the Hugging Face model it was made from.
 
-    Forward pre-hooks of attention modules are called as that model would call them; other hooks are not.
+    Not thread-safe. Forward pre-hooks of attention modules are called as that model would call them; other hooks are
+    not.
     """
 
     def __init__(self, model: FusedModel, kernels: FusedKernels, pool: DevicePool) -> None:
+        """Write K and V to ``pool``, which is in host memory and is not closed here.
+
+        ``kernels`` are those that ``model`` was made with.
+        """
         self._model, self._kernels, self._pool = model, kernels, pool
         self._rotations = Rotations(model.rotary, kernels.dtype)
         self._terms = FusedTerms(model)
@@ -58,8 +63,9 @@ class FusedForward:
         last_rows: torch.Tensor,
         adapted: Sequence[AdapterRows] = (),
     ) -> torch.Tensor:
-        """See ``ModelRunner.forward``. K and V go straight to the pool, over which ``attention`` is. Rows of adapters
-        are ``adapted``.
+        """Compute a step, see ``ModelRunner.forward``.
+
+        K and V are written straight to the pool that ``attention`` reads. ``adapted`` are the rows of adapters.
         """
         terms = self._terms.of_step(len(ids), adapted)
         ids, positions, last_rows, slots = map(_plain, (ids, positions, last_rows, meta.slots))
@@ -84,7 +90,7 @@ class FusedForward:
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
     ) -> torch.Tensor:
-        """See ``ModelRunner.run``. ``step`` may keep what it is called with."""
+        """Compute a step, see ``ModelRunner.run``. ``step`` may keep the tensors of its calls."""
         ids, positions, last_rows = map(_plain, (ids, positions, last_rows))
         return self._by_layer(ids, positions, step.attend, last_rows, None, step)
 
@@ -99,8 +105,10 @@ class FusedForward:
         last: tuple[LastLayer, Attend] | None = None,
         terms: StepTerms | None = None,
     ) -> torch.Tensor:
-        """``last`` is what of the last layer has to be computed, if that is not all of it, and the attention there;
-        ``terms`` are those of adapters.
+        """Compute a step layer by layer.
+
+        ``last`` is the part of the last layer that has to be computed, if that is not all of it, and the attention
+        there; ``terms`` are those of adapters.
         """
         model, between, rows = self._model, self._kernels.between, len(ids)
         struct = self._begin(ids, positions, last_rows, slots, terms)
@@ -118,7 +126,7 @@ class FusedForward:
             between(shape, ended, begun, this, attended_at, qkv.data_ptr(), k_pool, v_pool)
             hooks.call(layer)
             if last is not None and layer == len(model.layers) - 1:
-                # K and V of all rows are where they belong; most of them are not needed further.
+                # K and V of all rows are written; most rows are not needed further.
                 left, attend = last
                 kept_x, kept_qkv = self._buffers.x[left.rows], qkv[left.rows]
                 struct.rows, struct.x = len(kept_x), kept_x.data_ptr()
@@ -139,7 +147,7 @@ class FusedForward:
         slots: torch.Tensor | None,
         terms: StepTerms | None,
     ) -> StepStruct:
-        """Embed ``ids``. What the structure points to is valid until the next step, and while the arguments are."""
+        """Embed ``ids``. The structure's pointers are valid until the next step, and while the arguments are."""
         model, rotations, rows = self._model, self._rotations, len(ids)
         rotations.cover(positions)
         self._check(positions, len(rotations.cosines), "position")
@@ -165,7 +173,7 @@ class FusedForward:
         return step
 
     def _finish(self, step: StepStruct, last_rows: torch.Tensor) -> torch.Tensor:
-        """Logits of ``last_rows``, float32 [R, vocabulary]."""
+        """Return the logits of ``last_rows``, float32 [R, vocabulary]."""
         model, rows = self._model, len(last_rows)
         logits = torch.empty(rows, model.vocabulary)
         if rows:
@@ -184,7 +192,7 @@ class FusedForward:
         return logits
 
     def _decode_with(self, attention: AttentionBackend) -> DecodeSteps | None:
-        """Whole decode steps with the kernel that ``attention`` decodes with; None where it has none."""
+        """Return whole decode steps with the kernel that ``attention`` decodes with; None where it has none."""
         if not self._decode_steps:
             native = attention.kernels(self._model.query_heads)[0] if isinstance(attention, CpuAttention) else None
             self._decode_steps.append(
@@ -193,8 +201,9 @@ class FusedForward:
         return self._decode_steps[0]
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes
-        them.
+        """Return queries, keys and values as attention takes them.
+
+        They are views of ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim].
         """
         model = self._model
         heads = qkv.view(len(qkv), self._width // model.head_dim, model.head_dim).transpose(0, 1)[None]
@@ -202,7 +211,7 @@ class FusedForward:
         return heads[:, : model.query_heads], heads[:, model.query_heads : behind], heads[:, behind:]
 
     def _check(self, numbers: torch.Tensor, limit: int, what: str) -> None:
-        """Kernels read and write where they are told to."""
+        """Raise InvariantViolated for a number outside [0, limit): kernels do not check where they read and write."""
         outside = self._kernels.first_outside(numbers, limit)
         if outside >= 0:
             raise InvariantViolated(f"there is no {what} {int(numbers[outside])}, only {limit}")
@@ -217,7 +226,7 @@ class FusedForward:
 
 
 def _behind(gate: LayerGate | None, attend: Attend) -> Attend:
-    """Attention that waits for the loads of its layer first."""
+    """Return attention that first waits for the loads of its layer."""
     if gate is None:
         return attend
 
@@ -234,5 +243,5 @@ def _attend_to_nothing(call: AttentionCall) -> torch.Tensor:
 
 
 def _plain(numbers: torch.Tensor) -> torch.Tensor:
-    """As the kernels read them."""
+    """Return ``numbers`` as the kernels read them: int64 and contiguous."""
     return numbers.to(torch.int64).contiguous()

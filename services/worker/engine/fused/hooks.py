@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
+from services.worker.engine.cache_argument import cache_argument
 from shared.errors import InvariantViolated
 
 
 def are_any(modules: Sequence[Any]) -> bool:
-    """Whether any of ``modules`` has one."""
+    """Return whether any of ``modules`` has a forward pre-hook."""
     return any(module._forward_pre_hooks for module in modules)
 
 
@@ -19,11 +21,17 @@ class Rotations(Protocol):
     """The rotary embedding of a model."""
 
     def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what attention modules get for ``positions``, int64 [T]."""
+        """Return the cosines and sines that attention modules get for ``positions``, int64 [T]."""
+
+
+@functools.cache
+def _cache_name(kind: type[Any]) -> str:
+    """Return the name of the cache among the arguments of attention modules of this class, which every step needs."""
+    return cache_argument(kind.forward)
 
 
 class Hooks:
-    """Those of one step: they are told what the model would call its modules with."""
+    """The hooks of one step, called with the arguments with which the model would call its modules."""
 
     def __init__(
         self,
@@ -38,18 +46,19 @@ class Hooks:
         self._kwargs: dict[str, Any] | None = None
 
     def call(self, layer: int) -> None:
-        """Call the hooks. Raises InvariantViolated for one that wants to change something, which would go unheard."""
+        """Call the hooks of a layer. Raises InvariantViolated for one that returns changed arguments."""
         module = self._modules[layer]
         if not module._forward_pre_hooks:
             return
         if self._kwargs is None:
+            kind: Any = type(module)
             self._kwargs = {
                 "hidden_states": self._normed[None],
                 "attention_mask": None,
                 "position_ids": self._positions[None],
-                "past_key_values": None,
                 "use_cache": False,
                 "position_embeddings": self._rotations.embeddings(self._positions),
+                _cache_name(kind): None,
             }
         for number, hook in list(module._forward_pre_hooks.items()):
             if number not in module._forward_pre_hooks_with_kwargs:

@@ -1,6 +1,6 @@
-"""Which rows go through the attention and the MLP of the last layer: those whose logits somebody wants.
+"""The rows that go through the attention and the MLP of the last layer: those whose logits are wanted.
 
-Nothing reads what the last layer makes of any other row, whose keys and values are written before. Of a prefill chunk
+Nothing reads the last layer's output for any other row, whose keys and values are written before. Of a prefill chunk
 that is all rows but one, or all of them while more of the prompt is to come.
 """
 
@@ -27,11 +27,12 @@ class LastLayer:
 
 
 def last_layer(meta: ForwardMeta, last_rows: torch.Tensor) -> LastLayer | None:
-    """Return what is left of a step of several rows a request when only ``last_rows`` (int64 [R], each below its rows)
-    are wanted; None if it is the whole step.
+    """Return the rest of a step of several rows a request when only ``last_rows`` are wanted.
+
+    ``last_rows`` are int64 [R], each below the step's rows. The result is None if the rest is the whole step.
 
     A segment is reduced to its last row, nothing, or not at all: how a row is computed must depend on what is asked of
-    its own request alone. Does not mutate.
+    its own request alone.
     """
     if meta.rows == len(meta.segments):
         return None

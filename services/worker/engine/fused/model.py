@@ -21,7 +21,9 @@ MERGED = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""Linear layers that are one matrix, by its name in ``layer_t``: the first two of attention, the others of the MLP."""
+"""Linear layers that are merged into one matrix, by its name in ``layer_t``: the first two belong to attention, the
+others to the MLP.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class MergedLayer:
 
 
 class FusedModel:
-    """What a step needs of one model. ``layers`` and ``head`` are pointers to structures; so is ``shape``."""
+    """The weights of one model as a step reads them. ``layers``, ``head`` and ``shape`` are addresses of structures."""
 
     def __init__(self, model: Any, family: Family, kernels: FusedKernels) -> None:
         """Put modules that compute with strips in place of ``model``'s own; their weights are released layer by layer.
@@ -56,12 +58,12 @@ class FusedModel:
         self.windows = [layer.window for layer in family.layers]
         self.attention = [layer.attention for layer in family.layers]
         self._kernels = kernels
-        self._kept: list[object] = []  # What the structures point to.
+        self._kept: list[object] = []  # Keeps the structures' targets alive.
         self._shape = ShapeStruct(
             family.hidden, family.query_heads, family.kv_heads, family.head_dim, family.intermediate, family.eps
         )
         memory = _Memory(family)
-        # Before any module is let go, whose number another may get.
+        # Before any module is released, whose id another may get.
         self.merged = _merged_layers(model, family)
         self._structs = (LayerStruct * len(family.layers))()
         for struct, layer in zip(self._structs, family.layers, strict=True):
@@ -79,14 +81,17 @@ class FusedModel:
 
     @property
     def shape(self) -> int:
+        """Address of the model's ``ShapeStruct``, valid as long as this object lives."""
         return ctypes.addressof(self._shape)
 
     @property
     def head(self) -> int:
+        """Address of the matrix structure of the head, which gives the logits."""
         return ctypes.addressof(self._head.struct)
 
     @property
     def final_norm(self) -> int:
+        """Address of the weights of the norm before the head."""
         return self._final_norm.data_ptr()
 
     def _take_attention(self, struct: LayerStruct, layer: LayerModules, memory: _Memory) -> None:
@@ -143,7 +148,7 @@ def _merged_layers(model: Any, family: Family) -> list[dict[str, MergedLayer]]:
 
 
 class _Memory:
-    """Room for all matrices of a model, of elements and of codes."""
+    """Memory for all matrices of a model, of elements and of codes."""
 
     def __init__(self, family: Family) -> None:
         plain: list[tuple[int, int]] = []
@@ -158,7 +163,7 @@ class _Memory:
         self._codes = CodedMemory(self.code_bytes, family.dtype)
 
     def pack(self, modules: Sequence[Any]) -> Matrix:
-        """One matrix of linear ``modules``."""
+        """Pack linear ``modules`` into one matrix."""
         codes = mergeable(modules)
         if codes is None:
             return self.elements.pack([module.weight.detach() for module in modules])
@@ -166,7 +171,7 @@ class _Memory:
 
 
 def _merged(family: Family) -> Iterator[list[Any]]:
-    """Of every matrix of the model, the linear layers that it is made of."""
+    """Yield the linear layers of each matrix of the model."""
     for layer in family.layers:
         yield from (modules for _, modules in _merged_modules(layer))
     yield [family.head]
@@ -180,11 +185,11 @@ def _merged_modules(layer: LayerModules) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _bias_of(module: Any) -> torch.Tensor:
-    """Of a linear module; zeros where it has none."""
+    """Return the bias of a linear module; zeros where it has none."""
     bias: torch.Tensor = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()
     return bias
 
 
 def _most_inputs(family: Family) -> int:
-    """Of any of its linear layers."""
+    """Return the largest number of inputs of any linear layer."""
     return max(family.hidden, family.intermediate, family.query_heads * family.head_dim)

@@ -10,7 +10,7 @@ _FIRST_POSITIONS = 4096
 
 
 class Rotations:
-    """Tables [positions, head_dim / 2], which double when a step goes beyond them."""
+    """Tables [positions, head_dim / 2], which grow to a power of two when a step goes beyond them."""
 
     def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
         """``rotary`` gives the same angle to a position in any batch, see ``probe.find_planes``."""
@@ -18,7 +18,7 @@ class Rotations:
         self.cosines = self.sines = torch.empty(0, 0, dtype=dtype)
 
     def cover(self, positions: torch.Tensor) -> None:
-        """Have entries for ``positions``, int64 [T]."""
+        """Extend the tables to ``positions``, int64 [T]."""
         longest = int(positions.max())
         if longest < len(self.cosines):
             return
@@ -28,6 +28,9 @@ class Rotations:
         )
 
     def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the model's attention modules get for ``positions``: both halves of a head are alike."""
+        """Return the cosines and sines that the model's attention modules get for ``positions``.
+
+        They are [1, T, head_dim] each: both halves of a head are alike.
+        """
         cosines, sines = self._rotary(torch.empty(0, dtype=self._dtype), positions[None])
         return cosines, sines

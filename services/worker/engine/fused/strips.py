@@ -1,6 +1,6 @@
-"""The weights of a model as strips, and modules that compute with them what the modules that they replace computed.
+"""The weights of a model as strips, and modules over them that replace the model's own.
 
-A weight is kept once. What calls modules of the model by themselves, as restoration from hidden states does, finds
+A weight is kept once. Code that calls modules of the model by themselves, as restoration from hidden states does, finds
 there parts of the merged matrices that the fused forward reads, and gets the same bits from them.
 """
 
@@ -18,19 +18,19 @@ from shared.errors import InvariantViolated
 
 
 def huge_pages(nbytes: int) -> torch.Tensor:
-    """uint8 [nbytes] of zeros, in huge pages where the system gives them."""
+    """Return uint8 [nbytes] of zeros, in huge pages where the system gives them."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
     # Private, because systems seldom give huge pages to shared memory.
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # Of a kernel that has none.
+    with contextlib.suppress(OSError):  # The system's kernel may have none.
         memory.madvise(mmap.MADV_HUGEPAGE)
     # Through numpy, because a tensor by itself would not keep the mapping alive.
     return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
 
 
 class StripMemory:
-    """Room for strips, in huge pages where the system gives them: decode reads all of it for every token."""
+    """Memory for strips, in huge pages where the system gives them: decode reads all of it for every token."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """``shapes`` are [outputs, inputs] of all matrices that will be packed."""
@@ -39,7 +39,7 @@ class StripMemory:
         self._free = huge_pages(self.numbers * dtype.itemsize).view(dtype)
 
     def pack(self, weights: Sequence[torch.Tensor]) -> Matrix:
-        """One matrix of ``weights`` [outputs, inputs], one behind the other; all but the last fill whole strips.
+        """Pack ``weights`` [outputs, inputs] into one matrix, one behind the other; all but the last fill whole strips.
 
         Raises InvariantViolated when it was not among the shapes that memory was taken for.
         """
@@ -66,18 +66,18 @@ def _by_strip(weight: torch.Tensor, step: int) -> torch.Tensor:
 
 
 class StripLinear(torch.nn.Module):
-    """``x @ weight.T + bias``, as ``torch.nn.Linear``."""
+    """A linear layer over a matrix of strips: ``x @ weight.T + bias``, as ``torch.nn.Linear``."""
 
     def __init__(
         self, kernels: FusedKernels, matrix: Matrix, bias: torch.Tensor | None = None, outputs: int | None = None
     ) -> None:
-        """Pack; ``outputs`` where the matrix has more, to fill its last strip."""
+        """Compute with ``matrix``. ``outputs`` is given where the matrix has more, to fill its last strip."""
         super().__init__()
         self.in_features, self.out_features = matrix.inputs, outputs or matrix.outputs
         self._kernels, self._matrix, self._bias = kernels, matrix, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Return [..., out_features] for x [..., in_features]."""
         rows = x.reshape(-1, self.in_features)
         result = self._kernels.linear(self._matrix, self._bias, rows)[:, : self.out_features]
         return result.reshape(*x.shape[:-1], self.out_features)
@@ -87,11 +87,12 @@ class StripEmbedding(torch.nn.Module):
     """``torch.nn.Embedding`` over the matrix of a head that is tied to it."""
 
     def __init__(self, kernels: FusedKernels, matrix: Matrix, vocabulary: int) -> None:
+        """Take the first ``vocabulary`` outputs of ``matrix`` for tokens; any others fill its last strip."""
         super().__init__()
         self._kernels, self._matrix, self._vocabulary = kernels, matrix, vocabulary
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64 [...] to [..., hidden]. Raises InvariantViolated for a token that does not exist."""
+        """Return [..., hidden] for ids int64 [...]. Raises InvariantViolated for a token that does not exist."""
         flat = ids.reshape(-1).contiguous()
         if self._kernels.first_outside(flat, self._vocabulary) >= 0:
             raise InvariantViolated(f"a token is not among the {self._vocabulary} of the model")
@@ -104,9 +105,10 @@ class StripNorm(torch.nn.Module):
     """RMSNorm with the bits of the fused forward."""
 
     def __init__(self, kernels: FusedKernels, weight: torch.Tensor, eps: float) -> None:
+        """Keep ``weight`` [width], contiguous and of the data type of ``kernels``; it is not copied."""
         super().__init__()
         self._kernels, self._weight, self._eps = kernels, weight, eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., width] to the same."""
+        """Return x [..., width], normed."""
         return self._kernels.norm(x, self._weight, self._eps)

@@ -1,4 +1,4 @@
-"""Terms of adapters as the kernels read them: merged and in strips, as the matrices are that they are added to."""
+"""Terms of adapters as the kernels read them: merged and in strips, like the matrices that they are added to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from services.worker.native.fused import LANES, TERMS, LowRankStruct, StepStruct
 
 
 class StepTerms:
-    """The adapters of one step. What a structure is told of them is valid as long as this is."""
+    """The terms of one step's adapters. Pointers that :meth:`tell` sets are valid as long as this object lives."""
 
     def __init__(self, rows: int, adapted: Sequence[AdapterRows], terms: Sequence[_AdapterTerms]) -> None:
-        """``terms`` are of ``adapted``, one by one."""
+        """Join the adapters' ``terms``, in the order of ``adapted``."""
         self._of_row = torch.full((rows,), -1, dtype=torch.int32)
         for place, part in enumerate(adapted):
             self._of_row[part.rows] = place
@@ -27,7 +27,7 @@ class StepTerms:
         self._most_ranks = max(each.most_ranks for each in terms)
 
     def tell(self, step: StepStruct, rows: torch.Tensor | None = None) -> None:
-        """Have ``step`` compute with them. ``rows`` int64 [K] are those of the step that it still has."""
+        """Have ``step`` add these terms. ``rows`` int64 [K]: the rows that it still has, if not all."""
         if rows is not None:
             self._of_row = self._of_row[rows]
         step.adapters, step.adapted = self._of_row.data_ptr(), ctypes.addressof(self._pointers)
@@ -35,14 +35,15 @@ class StepTerms:
 
 
 class FusedTerms:
-    """Makes them for one model, once an adapter, and lets go of what is served no more."""
+    """The terms of one model's adapters, made once for each and kept as long as the adapter is."""
 
     def __init__(self, model: FusedModel) -> None:
+        """Begin with no adapters; ``model`` tells where each linear layer lies in the merged matrices."""
         self._model = model
         self._made: WeakKeyDictionary[Adapter, _AdapterTerms] = WeakKeyDictionary()
 
     def of_step(self, rows: int, adapted: Sequence[AdapterRows]) -> StepTerms | None:
-        """Return what a step of ``rows`` rows computes with; None where no row has an adapter."""
+        """Return the terms of a step of ``rows`` rows; None where no row has an adapter."""
         if not adapted:
             return None
         return StepTerms(rows, adapted, [self._terms(part.adapter) for part in adapted])
@@ -55,10 +56,10 @@ class FusedTerms:
 
 
 class _AdapterTerms:
-    """Those of one adapter: ``structs`` has an entry for each of TERMS of every layer."""
+    """The terms of one adapter: ``structs`` has an entry for each of TERMS of every layer."""
 
     def __init__(self, model: FusedModel, weights: Mapping[str, LowRankWeights]) -> None:
-        self._kept: list[torch.Tensor] = []  # What the structures point to.
+        self._kept: list[torch.Tensor] = []  # Keeps the structures' targets alive.
         self.structs = (LowRankStruct * (len(TERMS) * len(model.merged)))()
         self.most_ranks = LANES
         for number, layer in enumerate(model.merged):
@@ -66,7 +67,7 @@ class _AdapterTerms:
                 self._take(self.structs[number * len(TERMS) + place], layer[term], weights)
 
     def _take(self, struct: Any, merged: MergedLayer, weights: Mapping[str, LowRankWeights]) -> None:
-        """One matrix of all ranks of the parts, and one of all outputs, zero where a part has not a rank."""
+        """Make one matrix of all ranks of the parts, and one of all outputs, zero where a part lacks a rank."""
         found = [(part, weights[part.name]) for part in merged.parts if part.name in weights]
         ranks = -(-sum(len(each.a) for _, each in found) // LANES) * LANES
         if not ranks:
@@ -83,7 +84,7 @@ class _AdapterTerms:
         self.most_ranks = max(self.most_ranks, ranks)
 
     def _strips(self, matrix: torch.Tensor) -> int:
-        """[n * LANES, k] as [n, k, LANES]."""
+        """Return matrix [n * LANES, k] as [n, k, LANES]."""
         strips = matrix.view(len(matrix) // LANES, LANES, -1).transpose(1, 2).contiguous()
         self._kept.append(strips)
         return strips.data_ptr()

@@ -1,4 +1,4 @@
-"""The fused forward on a GPU: ten launches a layer, or nine where a decode row's keys are not split.
+"""The fused forward on a GPU: ten launches a layer, or nine where the keys of a decode row are not split.
 
 Norm, queries with keys and values, rotation with the write to the pool, attention, its output, norm, gates, SiLU,
 and the way down. Nothing in a step waits for the device or reads from it, so a CUDA graph may hold it.
@@ -25,7 +25,7 @@ Attend = Callable[[AttentionCall], torch.Tensor]
 
 
 class StepKernels(Protocol):
-    """What is asked of ``services.worker.kernels``, which describes it."""
+    """The kernels of ``services.worker.kernels`` that a step uses."""
 
     def add_rms_norm(
         self,
@@ -34,7 +34,8 @@ class StepKernels(Protocol):
         weight: torch.Tensor,
         eps: float,
         out: torch.Tensor,
-    ) -> None: ...
+    ) -> None:
+        """Add ``delta``, if any, to ``x`` [T, width] in place, and write the sum's weighted RMSNorm to ``out``."""
 
     def rope_write(
         self,
@@ -46,18 +47,28 @@ class StepKernels(Protocol):
         *,
         heads: tuple[int, int],
         norms: tuple[torch.Tensor, torch.Tensor, float] | None,
-    ) -> None: ...
+    ) -> None:
+        """Rotate the queries and keys of ``qkv`` in place, normed before where ``norms`` are given.
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+        With ``pool`` (K, V and slots int64 [T]) keys and values are written there.
+        """
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return ``silu(gate) * up`` [T, width] of ``gate_up`` [T, 2 * width]."""
 
 
 class GpuForward:
-    """Computes what the Hugging Face model computes that its :class:`GpuModel` is made of. Not thread-safe.
+    """The forward pass of a :class:`GpuModel`, in place of that of the Hugging Face model it was made from.
 
-    Forward pre-hooks of attention modules are called as that model would call them; other hooks are not.
+    Not thread-safe. Forward pre-hooks of attention modules are called as that model would call them; other hooks are
+    not.
     """
 
     def __init__(self, model: GpuModel, kernels: StepKernels, pool: DevicePool) -> None:
+        """Write K and V to ``pool``, which is on the device of ``model`` and is not closed here.
+
+        ``kernels`` may be the module ``services.worker.kernels``.
+        """
         self._model, self._kernels, self._pool = model, kernels, pool
 
     def paged(
@@ -68,13 +79,13 @@ class GpuForward:
         attention: AttentionBackend,
         last_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """See ``ModelRunner.forward``. K and V go straight to the pool, over which ``attention`` is."""
+        """Compute a step, see ``ModelRunner.forward``. K and V go straight to the pool of ``attention``."""
         return self.stepped(ids, positions, PagedStep(meta, self._pool, attention), last_rows)
 
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
     ) -> torch.Tensor:
-        """See ``ModelRunner.run``. A ``step`` that is no :class:`PooledStep` may keep what it is called with."""
+        """Compute a step, see ``ModelRunner.run``. A ``step`` that is no :class:`PooledStep` may keep its tensors."""
         rows = len(ids)
         self._check(ids, self._model.vocabulary, "token")
         self._check(positions, self._model.angles.positions, "position")
@@ -94,7 +105,7 @@ class GpuForward:
         last_rows: torch.Tensor,
         slots: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Logits of ``last_rows``. Without ``slots`` keys and values are for ``attend`` alone."""
+        """Return the logits of ``last_rows``. Without ``slots`` keys and values are for ``attend`` alone."""
         model, kernels = self._model, self._kernels
         x = embedding(ids, model.embedding)
         normed = torch.empty_like(x)
@@ -111,7 +122,7 @@ class GpuForward:
             )  # fmt: skip
             attended = attend(AttentionCall(layer, *self._heads(qkv), model.scaling, model.windows[layer], None, {}))
             if layer == len(model.layers) - 1:
-                # Nothing reads what the last layer makes of other rows, whose keys and values are written.
+                # Nothing reads the last layer's output for other rows, and their keys and values are written.
                 x, attended = x.index_select(0, last_rows), attended.index_select(0, last_rows)
                 normed = normed.new_empty(x.shape)
             kernels.add_rms_norm(x, linear(attended.flatten(1), *weights.out), weights.post_norm, model.eps, normed)
@@ -120,8 +131,9 @@ class GpuForward:
         return linear(normed, model.head).float()
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values in ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim], as attention takes
-        them.
+        """Return queries, keys and values as attention takes them.
+
+        They are views of ``qkv`` [T, (query_heads + 2 kv_heads) * head_dim].
         """
         model = self._model
         heads = qkv.view(len(qkv), -1, model.head_dim).transpose(0, 1)[None]
@@ -129,8 +141,10 @@ class GpuForward:
         return heads[:, : model.query_heads], heads[:, model.query_heads : behind], heads[:, behind:]
 
     def _check(self, numbers: torch.Tensor, limit: int, what: str) -> None:
-        """Check tables: a kernel that reads beyond one ends the process's use of the GPU. What is on the device already
-        comes from this process's own captures and checks, and is not looked at: that would wait for it.
+        """Raise InvariantViolated for a number outside [0, limit).
+
+        A kernel that reads beyond a table ends the process's use of the GPU. Numbers that are on the device already
+        come from this process's own captures and checks, and are not checked: that would wait for the device.
         """
         if numbers.device.type == self._pool.device.type != "cpu" or not len(numbers):
             return

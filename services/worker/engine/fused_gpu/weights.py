@@ -1,4 +1,4 @@
-"""Merged matrices of a model on a GPU: one product gives queries, keys and values, one the gates and what they gate.
+"""Merged matrices of a model on a GPU: one product gives queries, keys and values, another gate and up.
 
 A weight is kept once. The model's own linear modules get views of the merged matrices, so that it still computes what
 it did: the portable path, restoration from hidden states and the check at load go through them.
@@ -19,7 +19,7 @@ _Linear = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """``norms`` are weights of queries' and keys' heads, and epsilon; None for models that do not norm them."""
+    """The weights of one layer. ``norms`` are those of heads of queries and keys, and epsilon, or None."""
 
     input_norm: torch.Tensor
     qkv: _Linear
@@ -31,11 +31,11 @@ class LayerWeights:
 
 
 class GpuModel:
-    """What a step needs of one model. Making it merges the model's weights, layer by layer."""
+    """The weights of one model as a step reads them. Making it merges the model's weights, layer by layer."""
 
     @torch.inference_mode(False)
     def __init__(self, family: Family, context: int) -> None:
-        """``context`` is the longest that is served: the angles of its positions are computed here, once."""
+        """``context`` is the longest served, in tokens: the angles of its positions are computed here, once."""
         self.query_heads, self.kv_heads, self.head_dim = family.query_heads, family.kv_heads, family.head_dim
         self.dtype, self.eps, self.scaling, self.vocabulary = (
             family.dtype,
@@ -52,8 +52,9 @@ class GpuModel:
 
 
 class Angles:
-    """Cosines and sines of every position of the context, [context, head_dim / 2], as the model's own rotary embedding
-    gives them.
+    """Cosines and sines of every position of the context, [context, head_dim / 2].
+
+    They are as the model's own rotary embedding gives them.
     """
 
     def __init__(self, rotary: Any, dtype: torch.dtype, device: torch.device, context: int) -> None:
@@ -65,10 +66,11 @@ class Angles:
 
     @property
     def positions(self) -> int:
+        """Length of the context whose positions have angles, in tokens."""
         return self.cosines.shape[0]
 
     def embeddings(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the model's attention modules get for ``positions``, int64 [T] on the device."""
+        """Return the cosines and sines of ``positions``, int64 [T] on the device, as attention modules get them."""
         cosines, sines = self._rotary(self._like, positions[None])
         return cosines, sines
 
@@ -88,7 +90,7 @@ def _merged(layer: LayerModules, eps: float) -> LayerWeights:
 
 
 def _merge(modules: list[torch.nn.Linear]) -> _Linear:
-    """One matrix and one bias of linear modules of the same input, which get views of them."""
+    """Merge linear modules of the same input into one matrix and one bias, and make the modules views of these."""
     if len(modules) == 1:
         (module,) = modules
         return module.weight.detach(), None if module.bias is None else module.bias.detach()
@@ -107,5 +109,5 @@ def _merge(modules: list[torch.nn.Linear]) -> _Linear:
 
 
 def _bias_of(module: torch.nn.Linear) -> torch.Tensor:
-    """Zeros where it has none."""
+    """Return the bias of a linear module; zeros where it has none."""
     return module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()

@@ -1,1 +1,1 @@
-"""Quantised checkpoints: what their tensors say, as integer codes or as weights of a floating type."""
+"""Quantised checkpoints: their tensors read as integer codes or as weights of a floating type."""

@@ -1,8 +1,8 @@
-"""The cache that a state layer of the library meets: the states of some sequences, handed in and taken out.
+"""The cache that a state layer of the library gets: the states of some sequences, handed in and taken out.
 
-The library's layers ask their cache for two kinds of states, numbered within a layer: of a convolution, the last
-inputs ``[n, channels, kernel]``, and recurrent ones, of any shape ``[n, ...]``. What is kept of them here is what the
-library's ``LinearAttentionLayer`` keeps, in the data types that it keeps them in.
+The library's layers ask their cache for two kinds of states, numbered within a layer: of a convolution, the last inputs
+``[n, channels, kernel]``, and recurrent ones, of any shape ``[n, ...]``. This cache keeps what the library's
+``LinearAttentionLayer`` keeps, in the same data types.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ def unpack(packed: torch.Tensor, parts: Sequence[StatePart]) -> States:
 
 
 class CarriedStates:
-    """Plays the cache of one layer for one call. ``states`` holds what the layer has left when the call is over."""
+    """The cache of one layer for one call. ``states`` holds the states that the layer has left after it."""
 
     def __init__(self, states: States | None = None) -> None:
         """Without ``states`` the sequences begin with this call."""
         self.states: States = states or {}
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """None for sequences that begin."""
+        """Return the convolution state of this number; None for sequences that begin."""
         return self.states.get(("conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """None for sequences that begin."""
+        """Return the recurrent state of this number; None for sequences that begin."""
         return self.states.get(("recurrent", state_idx))
 
     def update_conv_state(
@@ -91,8 +91,9 @@ class CarriedStates:
         conv_kernel_size: int | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Take in the inputs ``[n, channels, rows]`` of a convolution; returns them behind those before. The kept ones
-        are the last ``conv_kernel_size``, zeros before the beginning.
+        """Add the inputs ``[n, channels, rows]`` of a convolution, and return them behind the earlier ones.
+
+        The last ``conv_kernel_size`` are kept, zeros before the beginning.
         """
         kept = self.states.get(("conv", state_idx))
         if kept is None:
@@ -108,14 +109,14 @@ class CarriedStates:
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> torch.Tensor:
-        """Take in a recurrent state; returns it as it is kept: in the data type of the first."""
+        """Keep a recurrent state, in the data type of the first, and return it so."""
         before = self.states.get(("recurrent", state_idx))
         dtype = recurrent_states.dtype if before is None else before.dtype
         self.states["recurrent", state_idx] = state = recurrent_states.to(dtype)
         return state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether the sequences go on."""
+        """Return whether the sequences go on from earlier tokens."""
         return bool(self.states) if state_idx is None else ("conv", state_idx) in self.states
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -127,5 +128,5 @@ class CarriedStates:
         return self.get_recurrent_state(layer_idx)
 
     def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
-        """Likewise."""
+        """Keep the recurrent state, by the name that MiniMax's cache has for it."""
         self.update_recurrent_state(linear_cache, layer_idx)

@@ -1,5 +1,6 @@
-"""Whether a module goes on from states over several tokens, and over several sequences, at once; and how to have one do
-it that does not.
+"""Whether a module goes on from states over several tokens, or over several sequences, at once.
+
+There are replacements for the calls of modules that do not.
 """
 
 from __future__ import annotations
@@ -13,25 +14,27 @@ from services.worker.engine.states.carried import States
 
 Arguments = Mapping[str, Any]
 Call = Callable[[Arguments, "States | None"], tuple[Any, States]]
-"""Calls a module for n sequences, which begin (None) or go on: its output and the states that it leaves."""
+"""Calls a module for n sequences, which begin (None) or go on, and returns its output and the states that it leaves."""
 
 _TOLERANCE = 0.05
-"""Largest deviation of an output or a state, by its largest value: rounding of half precision stays below, and a state
-that is forgotten is not to be confused with it.
+"""Largest deviation of an output or a state, relative to its largest value: rounding of half precision stays below, and
+a forgotten state is far above.
 """
 
 
 @torch.inference_mode()
 def goes_on(call: Call, arguments: Arguments, left: States) -> bool:
-    """Whether ``call`` gives two tokens (tensors of ``arguments`` are [1, 2, ...]) at once what it gives them one after
-    the other, from a state of random numbers like the one that it has ``left``.
+    """Return whether ``call`` gives two tokens at once the same outputs and states as one after the other.
+
+    Tensors of ``arguments`` are [1, 2, ...]. The call goes on from a state of random numbers like the one that it has
+    ``left``.
     """
     return _agree(call, one_by_one(call), arguments, left)
 
 
 @torch.inference_mode()
 def keeps_apart(call: Call, arguments: Arguments, left: States) -> bool:
-    """Whether ``call`` gives one token of two sequences at once what it gives each alone, from such states."""
+    """Return whether ``call`` gives one token of two sequences at once the same as each alone, from such states."""
     tokens = [{name: _row(value, row) for name, value in arguments.items()} for row in (0, 1)]
     both = {name: _side_by_side([token[name] for token in tokens]) for name in arguments}
     twice = {key: torch.cat([state, state]) for key, state in left.items()}
@@ -39,7 +42,7 @@ def keeps_apart(call: Call, arguments: Arguments, left: States) -> bool:
 
 
 def each_alone(call: Call) -> Call:
-    """``call``, sequence by sequence where several go on."""
+    """Return ``call`` so that several sequences that go on are computed one by one."""
 
     def called(arguments: Arguments, states: States | None) -> tuple[Any, States]:
         if states is None:
@@ -58,7 +61,7 @@ def each_alone(call: Call) -> Call:
 
 
 def _agree(call: Call, expected: Call, arguments: Arguments, left: States) -> bool:
-    """Whether both give alike from states of random numbers like ``left``."""
+    """Return whether both give the same from states of random numbers like ``left``."""
     generator = torch.Generator()
 
     def drawn() -> States:
@@ -71,7 +74,7 @@ def _agree(call: Call, expected: Call, arguments: Arguments, left: States) -> bo
 
 
 def one_by_one(call: Call) -> Call:
-    """``call``, token by token where sequences go on."""
+    """Return ``call`` so that sequences that go on are computed token by token."""
 
     def called(arguments: Arguments, states: States | None) -> tuple[Any, States]:
         if states is None:
@@ -86,7 +89,7 @@ def one_by_one(call: Call) -> Call:
 
 
 def _random_like(state: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Numbers of a state are drawn; token ids, which a state may consist of, stay."""
+    """Return a state with random numbers. A state may also consist of token ids, which are kept."""
     if not state.is_floating_point():
         return state.clone()
     return torch.randn(state.shape, generator=generator).to(state)
@@ -104,7 +107,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 
 def _rows(value: Any) -> int:
-    """Rows of the first tensor in ``value``; 0 where there is none."""
+    """Return the rows of the first tensor in ``value``; 0 where there is none."""
     if isinstance(value, torch.Tensor):
         return value.shape[1]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
@@ -120,7 +123,7 @@ def _sequence(value: Any, number: int) -> Any:
 
 
 def _each(value: Any, taken: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with every tensor in it ``taken``."""
+    """Return ``value`` with ``taken`` applied to every tensor in it."""
     if isinstance(value, torch.Tensor):
         return taken(value)
     if isinstance(value, dict):
@@ -129,7 +132,7 @@ def _each(value: Any, taken: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _side_by_side(values: list[Any]) -> Any:
-    """Values of single sequences, as one; what is no tensor is that of the first."""
+    """Return values of single sequences as one; parts that are no tensors are those of the first."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(values)
@@ -141,7 +144,7 @@ def _side_by_side(values: list[Any]) -> Any:
 
 
 def _joined(outputs: list[Any]) -> Any:
-    """Return outputs of single tokens, as one; what has no rows is that of the last."""
+    """Return outputs of single tokens as one; parts without rows are those of the last."""
     first = outputs[0]
     if isinstance(first, tuple):
         return tuple(_joined(list(each)) for each in zip(*outputs, strict=True))

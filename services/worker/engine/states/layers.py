@@ -1,10 +1,10 @@
-"""Which modules of a model carry states, found by handing each a cache that takes note; and how a step calls them.
+"""Finding the modules of a model that carry states, by handing each a recording cache; and how a step calls them.
 
 The library's state layers take their cache as an argument, so a module carries states if it asks such a cache for one.
-Of modules within one another the outermost that does so is called piece by piece. What a state consists of, in which
-data types, is what the module leaves behind. Some modules go on from a state with one token only and forget it where
-there are more (Mamba's), or mix sequences up (RWKV's): which do is tried, and these are called token by token, or
-sequence by sequence.
+Of nested modules the outermost one that does so is called piece by piece. The number, shapes and data types of a
+module's states are those that it leaves in the cache. Some modules go on from a state with one token only and forget it
+where there are more (Mamba's), or mix sequences up (RWKV's): each is tested for that, and such modules are called token
+by token, or sequence by sequence.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from services.worker.engine.attention import AttentionStep, attending
+from services.worker.engine.cache_argument import cache_argument
 from services.worker.engine.states.accesses import Access, InCache, own_access
 from services.worker.engine.states.carried import CarriedStates, StatePart, States, parts_of
 from services.worker.engine.states.going_on import Arguments, Call, each_alone, goes_on, keeps_apart, one_by_one
@@ -33,13 +34,12 @@ STATE_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
 """Layer types of layers that have no heads of K and V."""
 
-_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
-
 
 @dataclass(frozen=True, slots=True)
 class StateModule:
-    """A module that carries states, in model layer ``layer``; ``parts`` is what they consist of. In a plane map they
-    are its entry ``entry``, in a slot its bytes from ``first`` on.
+    """A module that carries states, in model layer ``layer``; ``parts`` describe them.
+
+    In a plane map they are its entry ``entry``, in a slot its bytes from ``first`` on.
     """
 
     name: str
@@ -59,9 +59,7 @@ class StatefulStep(Protocol):
     """One forward pass, as modules with states see it."""
 
     def carry(self, module: StateModule, arguments: Arguments) -> Any:
-        """Return what ``module`` gives for all rows of the step: called with ``arguments``, whose tensors are [1, T,
-        ...].
-        """
+        """Return the output of ``module`` for all rows, called with ``arguments``, whose tensors are [1, T, ...]."""
 
 
 _STEP: ContextVar[StatefulStep | None] = ContextVar("stateful_step", default=None)
@@ -69,7 +67,7 @@ _STEP: ContextVar[StatefulStep | None] = ContextVar("stateful_step", default=Non
 
 @contextmanager
 def carrying(step: StatefulStep) -> Iterator[None]:
-    """Within this block modules with states are computed by ``step``; outside of any, every sequence begins."""
+    """Have ``step`` compute modules with states within the block. Outside of one every sequence begins."""
     token = _STEP.set(step)
     try:
         yield
@@ -78,24 +76,23 @@ def carrying(step: StatefulStep) -> Iterator[None]:
 
 
 def state_layers(config: Any) -> list[int]:
-    """Layers that carry a state, by the configuration's layer types."""
+    """Return the layers that carry a state, by the configuration's layer types."""
     kinds = getattr(config, "layer_types", None) or ()
     return [layer for layer, kind in enumerate(kinds) if kind in STATE_LAYER_TYPES]
 
 
 def layers_with_attention(config: Any, layers: int) -> list[int]:
-    """Of ``layers`` layers those that attend, by the configuration's layer types; all where it names none."""
+    """Return those of ``layers`` layers that attend, by the configuration's layer types; all where it names none."""
     kinds = getattr(config, "layer_types", None)
     return [layer for layer in range(layers) if kinds is None or kinds[layer] not in WITHOUT_ATTENTION]
 
 
 @torch.inference_mode()
 def find_state_modules(model: Any, step: AttentionStep) -> tuple[StateModule, ...]:
-    """Run two tokens through ``model``, whose attention is ours and ``step``'s meanwhile, and have steps compute its
-    modules with states from then on.
+    """Run two tokens through ``model``, and from then on have steps compute its modules with states.
 
-    Raises UnsupportedModel for a layer that should carry a state and asks for none, and for one that takes rows in a
-    way that cannot be cut into pieces.
+    Attention of the two tokens is by ``step``. Raises UnsupportedModel for a layer that should carry a state and asks
+    for none, and for one that takes rows in a way that cannot be cut into pieces.
     """
     expected = state_layers(model.config)
     if not expected:
@@ -113,7 +110,7 @@ def find_state_modules(model: Any, step: AttentionStep) -> tuple[StateModule, ..
     free = set(range(behind)) - set(layers_with_attention(model.config, behind))
     modules: list[StateModule] = []
     for seam in outermost:
-        # A plane map has an entry for each layer, and further ones for what layers keep beside K and V.
+        # A plane map has an entry for each layer, and further ones for states that layers keep beside K and V.
         entry = seam.layer if seam.layer in free else behind
         free.discard(entry)
         behind += entry == behind
@@ -123,7 +120,7 @@ def find_state_modules(model: Any, step: AttentionStep) -> tuple[StateModule, ..
 
 
 class _Notes(CarriedStates):
-    """A cache for one call of one module that takes note of what it is asked for, and keeps no K and V."""
+    """A cache for one call of one module that records whether it is asked for states, and keeps no K and V."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,20 +137,20 @@ class _Notes(CarriedStates):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention attends to what it has computed, as without a cache."""
+        """Return the new K and V alone, as without a cache."""
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """How many keys there are, and before which: as without a cache."""
+        """Return the number of keys and the first one's position, as without a cache."""
         return query_length, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """How many keys were there before: none."""
+        """Return the number of earlier keys: none."""
         return 0
 
 
 class _Seam:
-    """Where a module takes its states."""
+    """A module of the search, whose ``forward`` is replaced."""
 
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
@@ -177,13 +174,13 @@ class _Seam:
         return int(numbers[0]) if index is None and numbers else int(-1 if index is None else index)
 
     def listen(self) -> None:
-        """Hand the module a cache of ours instead of its own, which notes what it is asked for."""
+        """Replace the module's cache by a recording one."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             bound = self._signature.bind(*args, **kwargs)
             self._arguments = dict(bound.arguments)
             if self._own is None:
-                bound.arguments[_cache_argument(self._signature)] = self._notes
+                bound.arguments[cache_argument(self._forward)] = self._notes
             return self._forward(*bound.args, **bound.kwargs)
 
         self._module.forward = forward
@@ -197,7 +194,7 @@ class _Seam:
         odd = [name for name, value in self._arguments.items() if not _has_rows(value)]
         if odd:
             raise UnsupportedModel(f"{self.name} carries a state and takes {', '.join(odd)}, which has no rows")
-        access = self._own or InCache(_cache_argument(self._signature))
+        access = self._own or InCache(cache_argument(self._forward))
         whole = partial(_call, self._forward, self._signature, access)
         _, left = whole(self._arguments, None)
         call: Call = whole if keeps_apart(whole, self._arguments, left) else each_alone(whole)
@@ -227,20 +224,15 @@ def _call(
     return output, access.take_out(given, output)
 
 
-def _cache_argument(signature: inspect.Signature) -> str:
-    """Return the name of the argument that is a module's cache, or ""."""
-    return next((name for name in _CACHE_ARGUMENTS if name in signature.parameters), "")
-
-
 def _takes_states(module: Any) -> bool:
-    """Whether ``module`` is one within a model, not a whole one, and is given a cache or states."""
+    """Return whether ``module`` is one within a model, not a whole one, and is given a cache or states."""
     if isinstance(module, PreTrainedModel):
         return False
-    return own_access(module) is not None or bool(_cache_argument(inspect.signature(module.forward)))
+    return own_access(module) is not None or bool(cache_argument(module.forward))
 
 
 def _has_rows(value: Any) -> bool:
-    """Whether every tensor in ``value`` is ``[1, T, ...]``, of the two tokens of the search."""
+    """Return whether every tensor in ``value`` is ``[1, T, ...]``, of the two tokens of the search."""
     if isinstance(value, torch.Tensor):
         return value.ndim >= 2 and tuple(value.shape[:2]) == (1, 2)
     if isinstance(value, dict):

@@ -1,11 +1,11 @@
 """How the rows of a step are cut for layers that carry a state, and in which order the pieces are computed. Pure.
 
 A page keeps the state at its end, and nothing else: it is written once, with the one right value, so the holder of a
-page may begin behind it, whichever tier it came from. Within a page the state of a request that goes on is in a slot
-of its own (:mod:`services.worker.engine.states.running`). So a piece ends where a page ends, or where its segment does.
+page may begin behind it, whichever tier it came from. Within a page the state of a running request is in a slot of its
+own (:mod:`services.worker.engine.states.running`). So a piece ends where a page ends, or where its segment does.
 
-A piece that begins with a page waits for the piece that fills that page where one does in the same step: for the one
-before it of its own segment, or for another request's that shares its prefix.
+A piece that begins with a page waits for the piece of the same step that fills the page before, if there is one: of its
+own segment, or of another request that shares its prefix.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shared.errors import InvariantViolated
 class Piece:
     """Rows ``[first_row, first_row + rows)`` of the batch, of one request and one page.
 
-    They begin with the state in ``source_page``, or else in ``source_slot``, or else with none: at position 0. What
-    they end with goes to ``target_page`` or ``target_slot``. -1 is none.
+    They begin with the state in ``source_page``, or else in ``source_slot``, or else with none: at position 0. Their
+    last state goes to ``target_page`` or ``target_slot``. -1 is none.
     """
 
     first_row: int
@@ -35,7 +35,7 @@ class Piece:
 
     @property
     def begins(self) -> bool:
-        """Whether there is nothing before."""
+        """Whether no token comes before."""
         return self.start == 0
 
 
@@ -70,10 +70,10 @@ def cut(segments: Sequence[Segment], page_size: int) -> list[Piece]:
 
 
 def in_order(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Return groups to compute one after another; the pieces of a group are alike in length, and begin or go on
-    together.
+    """Return groups to compute one after another. The pieces of a group have one length, and all begin or all go on.
 
-    Where two pieces fill one page, as two requests with the same prompt may, those who read it wait for the first.
+    Where two pieces fill one page, as two requests with the same prompt may, the pieces that read it wait for the
+    first.
     """
     written: dict[int, int] = {}  # Page: depth of the first piece that fills it.
     groups: dict[tuple[int, int, bool], list[Piece]] = {}

@@ -1,9 +1,9 @@
 """States of requests whose last token lies within a page: each in a slot, with the token that it is as of.
 
-Passes may fail, and be repeated. A pass overwrites the slots of its requests, so what a slot holds is only used to go
-on from exactly the token that it is as of, and not at all between the beginning of a pass and its end. A request that
-cannot go on from a slot begins with its page, whose beginning the page before it has the state of: repeating rows of
-one page is the price of a failure, of a request that finds no slot, and of nothing else.
+Passes may fail, and be repeated. A pass overwrites the slots of its requests, so a request goes on from a slot only at
+exactly the token that its state is as of, and never where an unfinished pass may have written the slot. Otherwise it
+begins with its page, from the state that the page before it holds: repeating rows of one page is the price of a failure
+or of a request without a slot, and of nothing else.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ Key = tuple[str, int]
 
 
 class StateSlots(Protocol):
-    """What tells passes where to begin, and where the states go that they end with."""
+    """The slots of running requests: where a pass has to begin, and where its last states go."""
 
     def begin(self, rows: Sequence[tuple[Key, int]]) -> list[tuple[int, int]]:
-        """For each request and the token that it goes on from: the token at which the pass has to begin, and the slot
-        for the state that it ends with, -1 where there is none.
+        """Return the token at which each request's pass has to begin, and the slot for its last state.
+
+        ``rows`` are requests, each with the token that it goes on from. A slot is -1 where there is none.
         """
 
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
-        """Note a pass of these requests that ended well, each before the token named."""
+        """Record a pass of these requests that ended well, each before the token named."""
 
 
 class NoSlots:
-    """For models without states: each request begins where it is."""
+    """No slots, for models without states."""
 
     def begin(self, rows: Sequence[tuple[Key, int]]) -> list[tuple[int, int]]:
+        """Return each request's own token and no slot."""
         return [(start, -1) for _, start in rows]
 
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
-        pass
+        """Do nothing: there are no states to record."""
 
 
 @dataclass(slots=True)
@@ -49,14 +51,15 @@ class _Held:
 
 
 class RunningSlots:
-    """Which request has which slot. A request that finds none takes that of the one not computed for longest."""
+    """Slots by request. A request without one takes a free slot, else that of the least recently computed request."""
 
     def __init__(self, page_size: int, slots: int) -> None:
+        """Begin with ``slots`` free slots, numbered from 0; a page has ``page_size`` tokens."""
         self._page_size, self._slots = page_size, slots
         self._held: OrderedDict[Key, _Held] = OrderedDict()  # Least recently computed first.
 
     def begin(self, rows: Sequence[tuple[Key, int]]) -> list[tuple[int, int]]:
-        """See ``StateSlots``."""
+        """Assign slots, and mark them as being written until :meth:`reached`; see ``StateSlots``."""
         for key, _ in rows:
             if key in self._held:
                 self._held.move_to_end(key)
@@ -64,7 +67,7 @@ class RunningSlots:
         return [self._begin(key, start, taken) for key, start in rows]
 
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
-        """See ``StateSlots``."""
+        """Record the tokens that the slots' states are as of; see ``StateSlots``."""
         for key, end in ends:
             if key in self._held:
                 self._held[key].as_of = end
@@ -79,7 +82,7 @@ class RunningSlots:
         return start, -1 if held is None else held.slot
 
     def _take(self, key: Key, taken: set[Key]) -> _Held | None:
-        """Return a slot for ``key``, not of any request of the same pass."""
+        """Return a slot for ``key``, of no other request of the same pass; None where there is none."""
         if len(self._held) < self._slots:
             held = _Held(len(self._held))
         else:

@@ -1,6 +1,6 @@
 """One step over layers that carry states: each is called piece by piece, from the state in a page or a slot.
 
-See :mod:`services.worker.engine.states.pieces` for what the pieces are. Pieces of one length are computed together.
+Pieces are cut by :mod:`services.worker.engine.states.pieces`. Those of one length are computed together.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from services.worker.kv.device_pool import DevicePool
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Which of a group's pieces are in pages or slots, int64 on the device, and in which."""
+    """The pieces of a group that are in pages or slots, and the numbers of these, int64 on the device."""
 
     pieces: torch.Tensor
     numbers: torch.Tensor
 
     @classmethod
     def of(cls, numbers: Sequence[int], device: torch.device) -> _Places | None:
-        """None where no piece has one; -1 is none."""
+        """Return the places of ``numbers`` that are not -1; None where there are none."""
         kept = [(piece, number) for piece, number in enumerate(numbers) if number >= 0]
         if not kept:
             return None
@@ -39,7 +39,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """n pieces of r rows each; ``rows`` int64 [n * r] are their rows in the batch."""
+    """Pieces that are computed together: n of r rows each; ``rows`` int64 [n * r] are their rows in the batch."""
 
     count: int
     rows: torch.Tensor
@@ -51,8 +51,10 @@ class _Group:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], written: set[int], device: torch.device) -> _Group:
-        """``written`` are pages that pieces before fill, and gets those that these do: the first one that fills a page
-        keeps it.
+        """Return the group of ``pieces``.
+
+        ``written`` are the pages that earlier pieces fill; the pages of these are added, and only the first piece that
+        fills a page writes it.
         """
         targets: list[int] = []
         for piece in pieces:
@@ -71,15 +73,17 @@ class _Group:
 
 
 def slot_memory(modules: Sequence[StateModule], pages: int, device: torch.device) -> torch.Tensor:
-    """Memory for the states within pages of requests over a pool of ``pages`` pages, uint8 [slots, nbytes]. On a CPU a
-    slot that is never used takes none. No more requests than pages are within one.
+    """Return memory for the states within pages of requests over a pool of ``pages`` pages, uint8 [slots, nbytes].
+
+    On a CPU an unused slot takes no memory. There are no more slots than pages: each request within a page has one of
+    its own.
     """
     nbytes = sum(module.nbytes for module in modules)
     return torch.empty((min(RUNNING_SLOTS, pages), nbytes), dtype=torch.uint8, device=device)
 
 
 class StateStep:
-    """See the module; one for each forward pass."""
+    """The state layers of one forward pass."""
 
     def __init__(self, meta: ForwardMeta, pool: DevicePool, slots: torch.Tensor) -> None:
         """``slots`` uint8 [slots, nbytes] holds the states within pages."""
@@ -91,7 +95,7 @@ class StateStep:
         self._reads_pages = any(group.from_pages is not None for group in self._groups)
 
     def carry(self, module: StateModule, arguments: Arguments) -> Any:
-        """See ``StatefulStep``."""
+        """Compute the call group by group, and write each piece's last state to its page or slot."""
         if self._reads_pages and self._meta.gate is not None:
             self._meta.gate.wait(self._pool.planes.last_unit(module.entry))
         outputs: Any = None
@@ -117,7 +121,7 @@ class StateStep:
             self._of(module).index_copy_(0, group.to_slots.numbers, packed.index_select(0, group.to_slots.pieces))
 
     def _of(self, module: StateModule) -> torch.Tensor:
-        """Its part of all slots, uint8 [slots, nbytes]."""
+        """Return the module's part of all slots, uint8 [slots, nbytes]."""
         return self._slots[:, module.first : module.first + module.nbytes]
 
 
@@ -134,7 +138,7 @@ def _take(value: Any, group: _Group) -> Any:
 
 
 def _put(outputs: Any, output: Any, group: _Group, total: int) -> Any:
-    """Put ``output``, whose tensors are [n, r, ...], into ``outputs`` [1, total, ...]; what has no rows is left out."""
+    """Write tensors of ``output`` [n, r, ...] into ``outputs`` [1, total, ...]; parts without rows are left out."""
     if isinstance(output, tuple):
         outputs = outputs or (None,) * len(output)
         return tuple(_put(whole, part, group, total) for whole, part in zip(outputs, output, strict=True))

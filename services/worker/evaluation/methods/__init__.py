@@ -1,4 +1,4 @@
-"""Ways to choose which tokens of a prefix are kept, one a file."""
+"""Methods to choose which tokens of a prefix are kept, one a file."""
 
 from services.worker.evaluation.methods.full import Full
 from services.worker.evaluation.methods.registry import METHODS, Method, MethodSettings

@@ -1,7 +1,8 @@
-"""IMPRESS (section 4.3): the votes of a few probe heads choose one set for all heads of a layer where they agree more
-than chance would have it, and a layer falls back to consulting every head where they do not.
+"""IMPRESS (section 4.3): the votes of a few probe heads choose one set for all heads of a layer, if they agree.
 
-The identification itself is the worker's own, so that what is evaluated here is what is served.
+They agree when their sets are more alike than by chance; otherwise the layer falls back to consulting every head.
+
+The identification itself is the worker's own, so that the evaluation is of the code that serves.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ from services.worker.importance.selection import Budget
 
 
 class VotedByProbes:
+    """Selection by a few probe heads if they agree, else by all heads."""
+
     def __init__(self, budget: Budget, metric: Metric, probes: ProbeHeads, alpha: float) -> None:
+        """Choose as many tokens as ``budget`` says, by the scores of ``metric`` and the votes of ``probes``.
+
+        The probe heads agree if their sets are more alike than the similarity expected by chance, raised to ``alpha``,
+        or equal.
+        """
         self._budget, self._metric, self._probes, self._alpha = budget, metric, probes, alpha
 
     def choose(self, view: LayerView) -> list[Chosen]:
+        """Choose one set for all heads where the probe heads agree, else a set for each KV head."""
         choice = self._budget.over(view.start, view.end)
         units = self._probes.units(view.query_heads, view.kv_heads)
         probe_keys = len(heads_read(units)) / (2 * view.kv_heads)

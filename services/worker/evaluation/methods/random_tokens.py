@@ -1,4 +1,4 @@
-"""Tokens drawn at random: what a budget is worth without a choice."""
+"""Tokens drawn at random: the baseline of a budget without a choice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from services.worker.importance.selection import Budget
 
 
 class RandomTokens:
-    """Drawn anew for each question and layer, from ``seed`` and these two alone, whatever the batch."""
+    """Tokens drawn again for each question and layer, whatever the batch."""
 
     def __init__(self, budget: Budget, seed: int) -> None:
+        """Choose as many tokens as ``budget`` says; ``seed``, question and layer alone decide which."""
         self._budget, self._seed = budget, seed
 
     def choose(self, view: LayerView) -> list[Chosen]:
+        """Draw one set for all heads of the layer, beside the tokens that the budget always keeps."""
         choice = self._budget.over(view.start, view.end)
         chosen = []
         for number in view.numbers:

@@ -22,7 +22,7 @@ DEFAULT_METRIC = "h2o"
 
 @dataclass(frozen=True, slots=True)
 class MethodSettings:
-    """What all methods have in common, beside the ratio.
+    """Settings common to all methods, beside the ratio.
 
     ``first_tokens`` and ``recent_tokens`` are kept regardless and count towards the ratio; ``recent`` ignores both.
     """
@@ -36,7 +36,7 @@ class MethodSettings:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A parsed name."""
+    """A method's parsed name: the method and its metric."""
 
     name: str
     kind: str
@@ -44,7 +44,7 @@ class Method:
 
     @classmethod
     def named(cls, name: str) -> Method:
-        """Return the method of a name. Raises ConfigError when there is no such method or metric."""
+        """Return the method with this name. Raises ConfigError when there is no such method or metric."""
         kind, _, metric = name.partition(":")
         if kind not in METHODS:
             raise ConfigError(f"there is no method {kind!r}; there are {', '.join(METHODS)}")
@@ -56,11 +56,13 @@ class Method:
         return self.kind == "static"
 
     def recorder(self) -> Recorder:
+        """Return a record of importance by this method's metric, for :meth:`at`."""
         return Recorder(self.metric)
 
     def at(self, ratio: float, settings: MethodSettings, recorded: Recorder | None = None) -> Selection:
-        """Return the method keeping ``ratio`` of a prefix. Raises ConfigError for a bad ratio or without a needed
-        record.
+        """Return the method keeping ``ratio`` of a prefix.
+
+        Raises ConfigError for a bad ratio or without a needed record.
         """
         budget = Budget(ratio, settings.first_tokens, settings.recent_tokens)
         if self.kind == "importance":

@@ -1,8 +1,8 @@
 """torch's own operators, computed by kernels whose rows do not depend on the batch.
 
-Whatever module of whatever model multiplies matrices or takes means ends in one of a few operators, so replacing these
-reaches them all: linear layers and heads, merged weights, RMS norms written as a mean of squares, layer norms, and the
-log-softmax of logprobs. What a model calls beside them is looked at when it is proven
+Any module of any model that multiplies matrices or takes means calls one of a few operators, so replacing these reaches
+all of them: linear layers and heads, merged weights, RMS norms written as a mean of squares, layer norms, and the
+log-softmax of logprobs. The other operators of a model are checked when it is proven
 (:mod:`services.worker.engine.exactness`).
 """
 
@@ -22,13 +22,13 @@ _Library: Any = torch.library.Library  # torch leaves it without types.
 
 
 def replace_operators(key: str) -> Any:
-    """Have this process compute :data:`REPLACED` by our kernels on tensors of a dispatch key, such as ``CUDA``.
+    """Replace :data:`REPLACED` by our kernels in this process, on tensors of a dispatch key such as ``CUDA``.
 
-    Holds as long as the result lives, a ``torch.library.Library``.
+    The replacement holds as long as the result lives, a ``torch.library.Library``.
     """
     library: Any = _Library("aten", "IMPL")
     with warnings.catch_warnings():
-        # torch warns of each operator that it had a kernel of its own for, which is the purpose.
+        # torch warns of each operator that had a kernel of its own; replacing it is the purpose.
         warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel.*")
         for name, function in REPLACED.items():
             library.impl(name, function, key)
@@ -85,4 +85,4 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "native_layer_norm": _native_layer_norm,
     "_log_softmax": _log_softmax,
 }
-"""Operators by their names in ``torch.ops.aten``."""
+"""Replacements, by the operators' names in ``torch.ops.aten``."""

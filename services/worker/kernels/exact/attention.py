@@ -1,13 +1,13 @@
-"""Attention whose result of a row depends on its position and its keys alone.
+"""Attention whose result for a row depends on its position and its keys alone.
 
 One kernel computes decode rows and chunks of prompts. Keys are cut at multiples of ``SPLIT_KEYS``, counted from the
 start of the request, and within a split at multiples of the block; each split gives a softmax of its own, and splits
 are merged in the order of their keys. A chunk's program goes through the splits of its tile one after the other; those
 of a decode row are computed side by side and merged by a second kernel, by the same function. A block that a row does
-not see changes nothing of what the row has: its weights are 0 and its decay is exactly 1.
+not see leaves the row's sums unchanged: its weights are 0 and its decay is exactly 1.
 
-Fixed sizes of splits instead of fixed numbers of them are what published work on batch-invariant attention found
-(He et al., "Defeating Nondeterminism in LLM Inference", 2025).
+Fixed sizes of splits instead of fixed numbers of them follow published work on batch-invariant attention (He et al.,
+"Defeating Nondeterminism in LLM Inference", 2025).
 """
 
 # Compile-time arguments are in capitals, as everywhere in Triton; the arguments of kernels have no Python types.
@@ -35,7 +35,9 @@ _ALL_SPLITS = 1 << 30
 
 @triton.jit
 def merge_split(total, largest, weight_sum, part, lse):
-    """Add one split to what the splits before it gave: total [M, D], largest and weight_sum [M]; part [M, D], lse [M].
+    """Add one split to the result of the splits before it.
+
+    That result is total [M, D], largest and weight_sum [M]; the split is part [M, D], lse [M].
 
     The multiply-add is spelled out, because a compiler may fuse ``a * b + c * d`` either way, and this function is
     compiled into two kernels that must agree.
@@ -49,11 +51,11 @@ def merge_split(total, largest, weight_sum, part, lse):
 
 @triton.jit
 def divided(total, weight_sum):
-    """Return the mean that ``total`` is the sum of; rows without any key get 0."""
+    """Return ``total / weight_sum``, 0 for rows without any key."""
     return total / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
 
 
-# Specialised on nothing that differs from step to step: another variant could be compiled to other instructions.
+# Nothing is specialised on values that differ from step to step: another variant could have other instructions.
 @triton.jit(do_not_specialize=["stride_q_row", "stride_q_head", "stride_table", "is_single", "parts", "splits_each"])
 def exact_attention_kernel(
     q,
@@ -91,9 +93,10 @@ def exact_attention_kernel(
     BLOCK_N: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
 ):
-    """Grid (segments, kv_heads, tiles * parts). ``is_single``: this launch has the segments of one row, not the others.
+    """Attend for a tile; grid (segments, kv_heads, tiles * parts).
 
-    With several ``parts`` each computes ``splits_each`` splits, and what it finds goes to ``partial``.
+    ``is_single``: this launch takes the segments of one row, otherwise all others. With several ``parts`` each computes
+    ``splits_each`` splits, and its result goes to ``partial``.
     """
     segment, kv_head = tl.program_id(0), tl.program_id(1)
     tile, part_number = tl.program_id(2) // parts, tl.program_id(2) % parts
@@ -174,7 +177,7 @@ def exact_join_kernel(
     BLOCK_D: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
 ):
-    """Grid (segments, heads): the splits of a single row, one after the other."""
+    """Merge the splits of a single row, one after the other; grid (segments, heads)."""
     segment, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(cu_rows + segment)
     if tl.load(cu_rows + segment + 1) - row != 1:
@@ -211,7 +214,10 @@ def paged_attention(
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As :func:`services.worker.kernels.paged_attention`, with rows that are the same to the bit in any step."""
+    """Return attention as :func:`services.worker.kernels.paged_attention` does.
+
+    Its rows are the same to the bit in any step.
+    """
     check_attention(q, k_pool, v_pool, window, chunk, sinks)
     layer = _Layer(scaling, softcap, *bound_of(window, chunk), sinks)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -227,7 +233,7 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What layers differ by; ``bound`` and ``reach`` are those of :func:`bound_of`."""
+    """The properties of a layer that its kernel takes; ``bound`` and ``reach`` are those of :func:`bound_of`."""
 
     scaling: float
     softcap: float | None
@@ -237,8 +243,9 @@ class _Layer:
 
 
 def parts_of(max_length: int, window: int | None) -> int:
-    """Return the splits with visible keys for a single row of up to ``max_length`` tokens; a chunk counts as a
-    window.
+    """Return the splits with visible keys for a single row of up to ``max_length`` tokens.
+
+    A chunk counts as a window.
     """
     parts = triton.cdiv(max_length, SPLIT_KEYS)
     # A window may begin within one split and end within another.

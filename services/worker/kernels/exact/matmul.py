@@ -20,14 +20,14 @@ import triton.language as tl
 from shared.errors import InvariantViolated, UnsupportedModel
 
 _WIDE_COLUMNS = 16_384
-"""Weights of so many rows have wide tiles: 128 programs occupy a GPU, even for a single row of the batch."""
+"""Weights of so many rows or more have wide tiles: 128 programs occupy a GPU, even for a single row of the batch."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows and columns of one program's part of the result, and how much of K it takes at a time."""
+    """One program's part of the result, in rows and columns, and how much of K it takes at a time."""
 
     rows: int
     columns: int
@@ -37,15 +37,16 @@ class Tile:
 
 
 def tile_for(dtype: torch.dtype, weight_rows: int = 0) -> Tile:
-    """Return the tile of products of this dtype with a weight of so many rows; 0 where either operand may be the
-    weight.
+    """Return the tile of products of this dtype with a weight of ``weight_rows`` rows.
+
+    ``weight_rows`` is 0 where either operand may be the weight.
     """
     if dtype == torch.float32:
         return Tile(rows=64, columns=64, depth=16, num_warps=4, num_stages=3)
     return Tile(rows=64, columns=128 if weight_rows >= _WIDE_COLUMNS else 64, depth=64, num_warps=4, num_stages=4)
 
 
-# Specialised on nothing that differs from step to step: another variant could be compiled to other instructions.
+# Nothing is specialised on values that differ from step to step: another variant could have other instructions.
 # Strides are: whether they are multiples of 16 decides how wide the loads are, and with one batch they are the model's.
 @triton.jit(do_not_specialize=["rows", "columns"])
 def matmul_kernel(
@@ -75,8 +76,10 @@ def matmul_kernel(
     BLOCK_K: tl.constexpr,
     BAND: tl.constexpr,
 ):
-    """Grid (tiles, batch). Tiles go down BAND tiles of rows before they go to the next columns, so that programs that
-    run side by side read the same weights.
+    """Compute one tile; grid (tiles, batch).
+
+    Tiles go down BAND tiles of rows before they go to the next columns, so that programs that run side by side read the
+    same weights.
     """
     number, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row_tiles, column_tiles = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
@@ -111,7 +114,7 @@ def matmul_kernel(
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x @ weight.T + bias``: x [M, K], weight [N, K], bias [N]; the result [M, N] is contiguous, of x's dtype.
+    """Return ``x @ weight.T + bias``: x [M, K], weight [N, K], bias [N]; the result [M, N] is contiguous, of x's dtype.
 
     fp32, bf16 or fp16, alike in all operands; sums are fp32. Raises UnsupportedModel for other dtypes.
     """
@@ -121,7 +124,7 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def product(
     a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
 ) -> torch.Tensor:
-    """``alpha * (a @ b) + beta * added``, where rows of the batch may be a's rows or b's columns.
+    """Return ``alpha * (a @ b) + beta * added``, where rows of the batch may be a's rows or b's columns.
 
     a [B, M, K], b [B, K, N], any strides; ``added`` broadcasts to [M, N] and is for B = 1. Raises as :func:`matmul`.
     """
@@ -157,5 +160,5 @@ def _product(
 
 
 def _stride(matrix: torch.Tensor, dim: int, of_several: int) -> int:
-    """Return the stride of a dimension; one of size 1 has any, and gets what a larger one of a plain matrix has."""
+    """Return the stride of a dimension; one of size 1 gets the stride of a larger one in a plain matrix."""
     return matrix.stride(dim) if matrix.shape[dim] > 1 else of_several

@@ -24,7 +24,7 @@ _NUM_WARPS = 4
 
 @triton.jit
 def mean_kernel(x, out, width, BLOCK: tl.constexpr):
-    """Grid (rows)."""
+    """Average one row of x; grid (rows)."""
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
@@ -38,7 +38,7 @@ def layer_norm_kernel(
     x, weight, bias, out, means, deviations, width, eps,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows)."""
+    """Normalise one row of x; grid (rows)."""
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
@@ -67,7 +67,7 @@ def layer_norm_kernel(
 
 @triton.jit
 def log_softmax_kernel(x, out, width, BLOCK: tl.constexpr):
-    """Grid (rows)."""
+    """Take the log-softmax of one row of x; grid (rows)."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
     for start in range(0, width, BLOCK):
@@ -87,7 +87,7 @@ def log_softmax_kernel(x, out, width, BLOCK: tl.constexpr):
 
 
 def mean(x: torch.Tensor) -> torch.Tensor:
-    """Means of the rows of x [..., N], fp32, bf16 or fp16; sums are fp32. Raises UnsupportedModel for other dtypes."""
+    """Return the means of rows of x [..., N], fp32, bf16 or fp16, in fp32 sums. Raises UnsupportedModel for others."""
     rows = _rows(x)
     out = torch.empty(len(rows), dtype=x.dtype, device=x.device)
     if len(rows):
@@ -98,7 +98,7 @@ def mean(x: torch.Tensor) -> torch.Tensor:
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [M, N] normalised, fp32 means [M], and the reciprocals of its deviations, fp32 [M]. Raises as :func:`mean`."""
+    """Return x [M, N] normalised, its means and reciprocal deviations, fp32 [M]. Raises as :func:`mean`."""
     rows = _rows(x)
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     means, deviations = (torch.empty(len(rows), dtype=torch.float32, device=x.device) for _ in range(2))

@@ -1,8 +1,8 @@
 """Three interchangeable movers of pages between host memory and the device pool, and how one is chosen.
 
-:mod:`protocol` says what a mover is, :mod:`services.worker.kv.page_memory` what it moves between. :mod:`per_page` is
-the baseline, :mod:`batched` (and :mod:`batched_cuda`) copies many rows at once, :mod:`gpu_assisted` lets a GPU kernel
-read host memory. :mod:`choice` picks one.
+:mod:`protocol` defines a mover, :mod:`services.worker.kv.page_memory` the memories that it moves between.
+:mod:`per_page` is the baseline, :mod:`batched` (and :mod:`batched_cuda`) copies many rows at once, :mod:`gpu_assisted`
+lets a GPU kernel read host memory. :mod:`choice` picks one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from services.worker.kv.movers.protocol import MoverName, PageMover
 from shared.errors import ConfigError
 
 DEFAULT_MOVER: dict[str, MoverName] = {"cpu": "batched", "cuda": "gpu_assisted"}
-"""What is taken for a pool on such a device where nothing has been measured. On a GPU the kernel comes near the link's
-peak whatever the size of a page (Strata section 4.2), and what is not pinned goes by ``batched``.
+"""Mover for a pool on such a device where nothing has been measured.
+
+On a GPU the kernel comes near the link's peak whatever the size of a page (Strata section 4.2), and memory that is not
+pinned is moved by ``batched``.
 """
 
 
 def make_mover(pool: DevicePool, name: MoverName, *, programs: int, checks_on_device: bool = True) -> PageMover:
     """Return the mover of this name for this pool; ``programs`` and ``checks_on_device`` are for ``gpu_assisted``.
-    Raises ConfigError if it has none.
+
+    Raises ConfigError if the pool's device has no such mover.
     """
     if name == "per_page":
         return PerPageMover(pool)
@@ -33,7 +36,7 @@ def make_mover(pool: DevicePool, name: MoverName, *, programs: int, checks_on_de
 
     if name == "batched":
         return BatchedCudaMover(pool)
-    # Only now: importing the kernel imports Triton.
+    # Imported here because the kernel imports Triton.
     from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 
     return GpuAssistedMover(pool, programs=programs, unpinned=BatchedCudaMover(pool), checks_on_device=checks_on_device)

@@ -13,7 +13,7 @@ from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.movers.protocol import Fence, Known, MoverName, nothing_wrong
 from services.worker.kv.page_memory import Bools, PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
-from services.worker.native.page_rows import NativeRows, can_hash, native_rows
+from services.worker.native.page_rows import can_hash, native_rows
 
 PIECE_BYTES = 4 * 2**20
 """Bytes of one layer moved by one call: below a millisecond, so that a load can be given up in between."""
@@ -27,10 +27,10 @@ class BatchedMover:
 
     name: MoverName = "batched"
 
-    def __init__(self, pool: DevicePool, *, native: NativeRows | bool | None = True) -> None:
-        """``native`` False keeps to numpy."""
+    def __init__(self, pool: DevicePool, *, native: bool = True) -> None:
+        """Prepare; with ``native`` False only numpy is used."""
         self._memory = pool.memory()
-        self._native = native_rows() if native is True else native or None
+        self._native = native_rows() if native else None
         half = pool.geometry.half_bytes
         self._can_hash = can_hash(half)
         self.piece_pages = max(1, PIECE_BYTES // (2 * half))
@@ -44,6 +44,10 @@ class BatchedMover:
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Known:
+        """Copy with one native call, or through staging where there is none or it cannot hash; done when it returns.
+
+        Rows are checked before they are written, so a wrong row is not written.
+        """
         if self._native is None or (checks is not None and not self._can_hash):
             return Known(self._load_staged(source, layers, pages, device_pages, checks))
         if checks is not None:
@@ -52,6 +56,7 @@ class BatchedMover:
         return nothing_wrong(len(pages))
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        """Copy all rows of all layers with one native call, or layer by layer by index."""
         if self._native is not None:
             self._native.move(self._memory, target, layers, device_pages, pages)
             return
@@ -60,10 +65,11 @@ class BatchedMover:
             end[pages, layer] = begin[device_pages, layer]
 
     def fence(self) -> Fence | None:
+        """Return None: every copy is done when its call returns."""
         return None
 
     def drain(self) -> None:
-        return None
+        """Return at once: no copy is pending."""
 
     def _load_staged(
         self,

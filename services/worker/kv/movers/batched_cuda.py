@@ -32,13 +32,13 @@ class _Slot:
         self.index = torch.empty(rows, dtype=torch.int64, pin_memory=True)
         self.on_device = torch.empty((rows, 2, half_bytes), dtype=torch.uint8, device=device)
         self.index_on_device = torch.empty(rows, dtype=torch.int64, device=device)
-        # The staging buffer as memory of pages: row r is page r of one layer.
+        # The staging buffer as page memory: row r is page r of one layer.
         layout = PageLayout(rows, 1, half_bytes, 2 * half_bytes, 0, half_bytes)
         self.memory = PageMemory(layout, array=self.pinned.numpy().reshape(-1))
         self.is_free: Fence | None = None
 
     def wait(self) -> None:
-        """Until the last copy out of the pinned rows has ended."""
+        """Return when the last copy out of the pinned rows has ended."""
         if self.is_free is not None:
             self.is_free.synchronize()
             self.is_free = None
@@ -50,6 +50,10 @@ class BatchedCudaMover:
     name: MoverName = "batched"
 
     def __init__(self, pool: DevicePool) -> None:
+        """Allocate two staging buffers of ``STAGING_BYTES`` each, pinned, and two on the GPU of ``pool``.
+
+        A buffer holds at least one page's K and V of one layer.
+        """
         self._memory = pool.memory()
         half = pool.geometry.half_bytes
         self.piece_pages = max(1, STAGING_BYTES // (2 * half))
@@ -65,6 +69,10 @@ class BatchedCudaMover:
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Known:
+        """Gather and check rows in pinned memory, launch their copies, and return the verdict, known already.
+
+        A neighbour's pool on a GPU is copied on the devices instead, unchecked.
+        """
         wrong = np.zeros(len(pages), dtype=bool)
         if source.tensor is not None:
             with self._stream:
@@ -80,6 +88,7 @@ class BatchedCudaMover:
         return Known(wrong)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        """Gather rows on the GPU, copy each part to pinned memory and from there to ``target``; waits for each part."""
         rows = target.host_rows()
         for layer in layers:
             for part in self._parts(len(pages)):
@@ -94,9 +103,11 @@ class BatchedCudaMover:
                 rows[pages[part], layer] = slot.pinned[:count].numpy()
 
     def fence(self) -> Fence | None:
+        """Return an event behind the copies launched so far."""
         return self._stream.fence()
 
     def drain(self) -> None:
+        """Wait for the mover's stream."""
         self._stream.drain()
 
     def _parts(self, count: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""Which mover a worker uses: the one it is told to, or the one that was measured fastest on this machine."""
+"""The choice of a worker's mover: the configured one, or the one that was measured fastest on this machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from shared.errors import ConfigError, DeviceUnproven
 _log = logs.get_logger("worker")
 
 DEFAULT_PROGRAMS = 2
-"""For ``gpu_assisted`` where nothing has been measured (Strata section 4.2 found two enough on its machines)."""
+"""Programs of ``gpu_assisted`` where nothing has been measured (Strata section 4.2 found two enough on its machines).
+"""
 
 
 SIMPLER: tuple[MoverName, ...] = ("gpu_assisted", "batched", "per_page")
-"""What takes the place of a mover that is not proven: one behind it."""
+"""Movers in order of replacement: a mover that is not proven is replaced by one behind it."""
 
 
 def proven_mover(name: MoverName, proven: Sequence[str] | None) -> MoverName:
-    """``name``, or the first behind it in ``SIMPLER`` that is among the ``proven``; None says that nothing had to be.
+    """Return ``name``, or the first behind it in ``SIMPLER`` that is among the ``proven``; None: no proof is needed.
 
     ``gpu_assisted`` leaves memory that is not pinned to ``batched``, so it needs that, too. Raises DeviceUnproven.
     """
@@ -50,11 +51,11 @@ def choose_mover(
     checks_on_device: bool = True,
 ) -> PageMover:
     """Return the mover for this pool; see the settings ``mover``, ``mover_programs``, ``profile`` and ``verify_host``.
-    Where nothing was measured it is ``default``, or else that of the pool's device.
 
-    With ``checks_on_device`` checksums are verified there, by a mover that can.
-    ``proven`` are movers that passed their proof on this device (:func:`proven_mover`). A profile that cannot be used
-    is a line in the log and no more. Raises ConfigError if this pool cannot have the mover that was asked for by name.
+    Where nothing was measured it is ``default``, or else that of the pool's device. With ``checks_on_device`` a mover
+    that can verifies checksums there. ``proven`` are movers that passed their proof on this device
+    (:func:`proven_mover`). A profile that cannot be used is only logged. Raises ConfigError if this pool cannot have
+    the mover that was asked for by name.
     """
     default = default or DEFAULT_MOVER[pool.device.type]
     measured = _measured(pool, Path(profile) if profile else None, verified=verified)

@@ -1,7 +1,7 @@
-"""Checks of rows on the GPU that they have arrived on, behind their copy and beside the next one.
+"""Checks of rows on the GPU to which they were copied, behind their copy and beside the next one.
 
 The bytes that are checked are those that attention will read. Checks have a stream of their own, so that the link does
-not rest while rows are hashed: of a long load only the last piece's check is not hidden by a copy.
+not idle while rows are hashed: of a long load only the last piece's check is not hidden by a copy.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class DeviceChecks:
     def launch(
         self, slot: PieceSlot, sent: Sent, layer: int, copied: Fence | None, count: int, wanted: np.ndarray
     ) -> PieceVerdict:
-        """Check ``layer`` of what ``sent`` says behind ``copied``; the verdict is on ``count`` pages; the
-        entries ``wanted`` are checked.
+        """Check ``layer`` of the pages in ``sent``, behind the copy's fence ``copied``; return the verdict.
+
+        The verdict is on ``count`` pages; of these the entries ``wanted`` are checked.
         """
         self._stream.wait(copied)
         with self._stream:
@@ -49,9 +50,10 @@ class DeviceChecks:
         return verdict
 
     def agree_with_xxhash(self) -> bool:
-        """Compile the kernels, and see whether they give the right verdicts on this device.
+        """Compile the kernels; return whether they give the right verdicts on this device.
 
-        They are tried on layer 0 of the first pages, which have no other use meanwhile; what these held is put back.
+        They are tried on layer 0 of the first pages, which have no other use meanwhile; the previous contents are
+        restored.
         """
         layout, on = self._layout, self._pool.device
         count = min(layout.pages, len(TRIED_SEEDS))
@@ -93,5 +95,5 @@ class DeviceChecks:
 
 
 def _words(numbers: Sequence[int], on: torch.device) -> torch.Tensor:
-    """Unsigned numbers of 64 bits as int64 [n] on the device, bit for bit."""
+    """Return unsigned 64-bit numbers as int64 [n] on the device, bit for bit."""
     return torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(on)

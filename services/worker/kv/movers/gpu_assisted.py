@@ -39,7 +39,7 @@ PIECE_BYTES = 32 * 2**20
 """Bytes of one layer in one launch: 0.6 ms of a link, twice what Python takes for a piece and its launches."""
 
 LAUNCH_BYTES = 64 * 2**20
-"""Bytes of several layers in one launch, which backups have: for a millisecond or two a multiprocessor is theirs."""
+"""Bytes of several layers in one launch of a backup, which occupies its multiprocessors for a millisecond or two."""
 
 MOST_PIECE_PAGES = 8192
 """Pages in one launch, which bounds the memory for their numbers and checksums where pages are tiny."""
@@ -60,9 +60,7 @@ class _Verdicts:
 
 
 class GpuAssistedMover:
-    """Satisfies :class:`~services.worker.kv.movers.protocol.PageMover`. ``unpinned`` moves what the driver would not
-    pin; without it such a source is an error.
-    """
+    """Satisfies :class:`~services.worker.kv.movers.protocol.PageMover` by a GPU kernel."""
 
     name: MoverName = "gpu_assisted"
 
@@ -74,6 +72,13 @@ class GpuAssistedMover:
         unpinned: PageMover | None = None,
         checks_on_device: bool = True,
     ) -> None:
+        """Compile the kernels if ``pool`` is on a GPU; nothing else may use it meanwhile.
+
+        A load runs ``programs`` programs of 1,024 threads, at most ``MAX_PROGRAMS``, and a store half as many.
+        ``unpinned`` moves memory that the driver would not pin; without it such memory raises TransportError. Without
+        ``checks_on_device``, and where the device cannot check rows of this length or gives wrong verdicts, rows are
+        checked in host memory before they are copied.
+        """
         assert 1 <= programs <= MAX_PROGRAMS
         self._memory = pool.memory()
         self._device = pool.device
@@ -98,6 +103,11 @@ class GpuAssistedMover:
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Verdict:
+        """Launch the kernel that reads host memory, and checks of the arrived rows where they are wanted.
+
+        Rows of lengths that the device cannot check are checked in host memory first. Raises TransportError for memory
+        that is not pinned where there is no mover for it.
+        """
         if self._cannot_reach(source):
             if self._unpinned is None:
                 raise TransportError("a GPU cannot read host memory that is not pinned")
@@ -118,6 +128,10 @@ class GpuAssistedMover:
         return _Verdicts(len(pages), pieces)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        """Have the kernel write host memory, with half of the programs of a load; waits for the end.
+
+        Raises TransportError for memory that is not pinned where there is no mover for it.
+        """
         if self._cannot_reach(target):
             if self._unpinned is None:
                 raise TransportError("a GPU cannot write host memory that is not pinned")
@@ -127,6 +141,7 @@ class GpuAssistedMover:
         self._copies.drain()
 
     def fence(self) -> Fence | None:
+        """Return one event behind all copies and checks launched so far, those of ``unpinned`` included."""
         others = [self._copies.fence(), None if self._unpinned is None else self._unpinned.fence()]
         if self._checks is not None:
             return self._checks.fence_behind(*others)
@@ -134,6 +149,7 @@ class GpuAssistedMover:
         return self._copies.fence()
 
     def drain(self) -> None:
+        """Wait for all streams of this mover, those of ``unpinned`` included."""
         self._uploads.drain()
         self._copies.drain()
         if self._checks is not None:
@@ -142,8 +158,9 @@ class GpuAssistedMover:
             self._unpinned.drain()
 
     def _cannot_reach(self, memory: PageMemory) -> bool:
-        """Whether a kernel on this device would fault on these bytes (the interpreter, for tests, reaches all), or be
-        compiled anew for them: a neighbour's pool has strides of its own.
+        """Return whether a kernel on this device would fault on these bytes (the interpreter, for tests, reaches all).
+
+        Also true where it would be compiled again for them: a neighbour's pool has strides of its own.
         """
         if self._device.type == "cpu":
             return False
@@ -187,7 +204,7 @@ class GpuAssistedMover:
         with self._copies:
             _copy(source, self._memory, sent.numbers, range(layer, layer + 1), self._programs)
         copied = self._copies.fence()
-        slot.use_until(copied)  # Whatever becomes of the check, the copy reads the slot until then.
+        slot.use_until(copied)  # The copy reads the slot until then, even if the check cannot be launched.
         return device_checks.launch(slot, sent, layer, copied, len(pages), wanted)
 
     def _pieces(self, count: int, most: int) -> Iterator[slice]:
@@ -195,7 +212,7 @@ class GpuAssistedMover:
             yield slice(start, min(start + most, count))
 
     def _warm_up(self, host: PageLayout) -> None:
-        """Compile the kernels now rather than in somebody's first load, and try the checks on this device."""
+        """Compile the kernels before the first load of a request, and try the checks on this device."""
         # The pool and the slots may be memory that other streams still work on.
         torch.cuda.synchronize(self._device)
         nothing = np.empty(0, dtype=np.int32)
@@ -216,7 +233,7 @@ def _copy(source: PageMemory, target: PageMemory, numbers: torch.Tensor, layers:
 
 
 def _flat(memory: PageMemory) -> torch.Tensor:
-    """Flat uint8. Of pinned memory this is an alias: its address is valid on the GPU too."""
+    """Return the memory as flat uint8. Pinned memory is aliased: its address is valid on the GPU too."""
     if memory.tensor is not None:
         return memory.tensor
     assert memory.array is not None

@@ -1,7 +1,7 @@
-"""One copy for each page and half: what serving systems do that hand pages to the copy engine one by one.
+"""One copy for each page and half, as in serving systems that hand pages to the copy engine one by one.
 
-Kept as the baseline that the others are measured against, and because it needs nothing but a copy. It checks rows
-in host memory right before it copies them from there.
+Kept as the baseline that the others are measured against, and because it needs nothing but a copy. It checks rows in
+host memory right before it copies them from there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class PerPageMover:
     piece_pages = 64
 
     def __init__(self, pool: DevicePool) -> None:
+        """Copy into and out of ``pool``, on a stream of its own if that is on a GPU."""
         self._memory = pool.memory()
         self._stream = side_stream(pool.device)
 
@@ -36,6 +37,7 @@ class PerPageMover:
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Known:
+        """Check each row in host memory, then copy its two halves; wrong rows are not copied."""
         wrong = np.zeros(len(pages), dtype=bool)
         begin, end = _rows(source, self._memory), _rows(self._memory, source)
         numbers = list(zip(pages.tolist(), device_pages.tolist(), strict=True))
@@ -51,6 +53,7 @@ class PerPageMover:
         return Known(wrong)
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
+        """Copy each half of each page by itself; waits for the end."""
         begin, end = _rows(self._memory, target), _rows(target, self._memory)
         numbers = list(zip(device_pages.tolist(), pages.tolist(), strict=True))
         with self._stream:
@@ -61,14 +64,16 @@ class PerPageMover:
         self.drain()
 
     def fence(self) -> Fence | None:
+        """Return an event behind the copies launched so far; None in host memory."""
         return self._stream.fence()
 
     def drain(self) -> None:
+        """Wait for the mover's stream; in host memory there is nothing to wait for."""
         self._stream.drain()
 
 
 def _rows(memory: PageMemory, other: PageMemory) -> Any:
-    """``[pages, layers, 2, half_bytes]`` as an array, or as a tensor where ``other`` is on a GPU or this is."""
+    """Return ``[pages, layers, 2, half_bytes]`` as an array, or as a tensor where this or ``other`` is on a GPU."""
     if memory.tensor is not None:
         return memory.device_bytes()
     rows = memory.host_rows()
@@ -78,7 +83,7 @@ def _rows(memory: PageMemory, other: PageMemory) -> Any:
 
 
 def _copy(begin: Any, end: Any) -> None:
-    """One row. Unpinned memory has been copied when the call returns, whatever is asked for."""
+    """Copy one row. Unpinned memory has been copied when the call returns, even if the copy is asynchronous."""
     if isinstance(end, np.ndarray):
         end[...] = begin
     else:

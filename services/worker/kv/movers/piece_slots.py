@@ -1,7 +1,7 @@
-"""Small arrays of one piece on their way to the GPU and back: page numbers, seeds and checksums there, failures back.
+"""Small arrays of one piece, sent to the GPU and back: page numbers, seeds and checksums there, failures back.
 
-They travel by way of pinned memory, and no request waits for them. A slot is written again only when an event says
-that its last copies have ended, and what came back in it has been read by then.
+They travel by way of pinned memory, and no request waits for them. A slot is written again only when an event says that
+its last copies have ended, and the answers that came back in it have been read by then.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ SLOTS = 4
 """Pieces under way: one is copied, one is checked, one waits for the copy's end, and one is being launched."""
 
 PAGE_BYTES = 8 + 8 + 4 + 4 + 4
-"""Of one page in a slot: seed, checksum, the device page that is checked, and the numbers of a copy."""
+"""Bytes of one page in a slot: seed, checksum, the device page that is checked, and the numbers of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a slot holds, on the device: int32 ``numbers`` [2, pages] (from, to) and, of the pages that are checked,
-    int64 ``seeds`` and ``expected`` and int32 ``checked`` [wanted]; ``wrong`` uint8 [wanted] is for the answer.
+    """Contents of a slot, on the device: int32 ``numbers`` [2, pages] (from, to).
+
+    For the pages that are checked, int64 ``seeds`` and ``expected`` and int32 ``checked`` [wanted]; ``wrong`` uint8
+    [wanted] is for the answer.
     """
 
     numbers: torch.Tensor
@@ -39,26 +41,28 @@ class PieceVerdict:
     """Satisfies :class:`~services.worker.kv.movers.protocol.Verdict` for a piece that is checked on the device."""
 
     def __init__(self, slot: PieceSlot, count: int, wanted: np.ndarray) -> None:
-        """``wanted`` are the entries that are checked, of ``count``."""
+        """Prepare; ``wanted`` are the entries that are checked, of ``count``."""
         self._slot: PieceSlot | None = slot
         self._wanted = wanted
         self._wrong = np.zeros(count, dtype=bool)
 
     def wrong(self) -> Bools:
+        """Return the failed pages, bool [pages]; waits for the slot's answers, and raises what the device raises."""
         if self._slot is not None:
             self._slot.settle()
         return self._wrong
 
     def take(self, answers: np.ndarray) -> None:
-        """Take the device's answers, uint8 [wanted], 0 for what is right."""
+        """Take the device's answers, uint8 [wanted], 0 for a row that is right."""
         self._wrong[self._wanted] = answers != 0
         self._slot = None
 
 
 class PieceSlot:
-    """Room for pieces of up to ``pages`` pages in one layer; used by one thread."""
+    """Room for one piece at a time, in one layer; used by one thread."""
 
     def __init__(self, pages: int, device: torch.device) -> None:
+        """Allocate room for ``pages`` pages on ``device`` and in host memory, pinned if ``device`` is a GPU."""
         is_pinned = device.type == "cuda"
         self._host = torch.empty(pages * PAGE_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
         self._device = torch.empty(pages * PAGE_BYTES, dtype=torch.uint8, device=device)
@@ -71,8 +75,9 @@ class PieceSlot:
     def fill(
         self, pages: PageNumbers, target_pages: PageNumbers, checked: PageNumbers, checks: RowChecks | None
     ) -> Sent:
-        """Write a piece: copy ``pages`` to ``target_pages`` (int32 [n]) and check ``checked`` (int32 [wanted], none of
-        them without ``checks``) by ``checks`` of one layer, which are theirs alone.
+        """Write a piece: copy ``pages`` to ``target_pages`` (int32 [n]) and check ``checked`` (int32 [wanted]).
+
+        ``checks`` of one layer are for the checked pages alone; without ``checks`` none is checked.
         """
         assert self._until is None
         count, wanted = len(pages), len(checked)
@@ -87,7 +92,7 @@ class PieceSlot:
             held[expected].view(np.uint64)[:] = checks.expected[:, 0]
             held[places].view(np.int32)[:] = checked
         held[numbers].view(np.int32).reshape(2, count)[:] = (pages, target_pages)
-        # Whatever does not answer is wrong.
+        # A page without an answer is wrong.
         self._answers[:wanted] = 1
         there = self._device
         return Sent(
@@ -99,7 +104,7 @@ class PieceSlot:
         )
 
     def send(self) -> None:
-        """Copy what was filled in to the device, on the current stream."""
+        """Copy the filled arrays to the device, on the current stream."""
         self._device[: self._filled].copy_(self._host[: self._filled], non_blocking=True)
 
     def fetch(self, count: int) -> None:
@@ -107,7 +112,7 @@ class PieceSlot:
         self._answers[:count].copy_(self._wrong[:count], non_blocking=True)
 
     def use_until(self, fence: Fence | None, verdict: tuple[PieceVerdict, int] | None = None) -> None:
-        """Hold the slot until ``fence`` has passed; ``verdict`` has its answers then (and how many)."""
+        """Hold the slot until ``fence`` has passed; then ``verdict`` takes its answers (and their count)."""
         self._until, self._verdict = fence, verdict
 
     def settle(self) -> None:
@@ -122,9 +127,10 @@ class PieceSlot:
 
 
 class PieceSlots:
-    """Slots that take turns."""
+    """Slots that are used in turn."""
 
     def __init__(self, pages: int, device: torch.device) -> None:
+        """Allocate ``SLOTS`` slots, each for pieces of up to ``pages`` pages."""
         self._slots = [PieceSlot(pages, device) for _ in range(SLOTS)]
         self._turn = 0
 
@@ -137,9 +143,10 @@ class PieceSlots:
 
 
 def numbers_on(pages: PageNumbers, device: torch.device) -> torch.Tensor:
-    """Page numbers as int64 on ``device``, for torch's indexing; on a GPU on the current stream, without waiting.
+    """Return page numbers as int64 on ``device``, for torch's indexing.
 
-    The allocator of pinned memory gives a block away only when the copies out of it have ended.
+    On a GPU on the current stream, without waiting. The allocator of pinned memory reuses a block only when the copies
+    out of it have ended.
     """
     numbers = torch.from_numpy(pages.astype(np.int64))
     if device.type != "cuda":

@@ -1,8 +1,8 @@
-"""What every mover of pages does, so that one can take another's place.
+"""The interface of all movers of pages, so that one can take another's place.
 
-Little's law says what limits a mover: bytes in flight = bandwidth x latency (Strata section 3.1). ``per_page`` asks for
-one copy per page and half, which is small; ``batched`` gathers rows into few large copies; ``gpu_assisted`` has a GPU
-kernel read host memory itself, with thousands of small reads in flight.
+Little's law limits a mover: bytes in flight = bandwidth x latency (Strata section 3.1). ``per_page`` asks for one copy
+per page and half, which is small; ``batched`` gathers rows into few large copies; ``gpu_assisted`` has a GPU kernel
+read host memory itself, with thousands of small reads in flight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Fence", "Known", "MoverName", "PageMover", "Verdict", "nothing_wrong
 
 
 class Fence(Protocol):
-    """A point in what a mover was told to do. Satisfied by ``torch.cuda.Event``."""
+    """A point in a mover's work. Satisfied by ``torch.cuda.Event``."""
 
     def synchronize(self) -> None:
         """Wait until everything before this point has been done."""
@@ -30,10 +30,11 @@ class Verdict(Protocol):
     """Which pages of one load failed their check."""
 
     def wrong(self) -> Bools:
-        """Bool [pages]. Waits until it is known, which is so at the latest when a fence made after the load has passed.
+        """Return the pages that failed, bool [pages].
 
-        A wrong page may or may not have been written to its device page, in part or whole: that page may not be read
-        until something else has been written to it.
+        Waits until they are known: at the latest when a fence made after the load has passed. A wrong page may or may
+        not have been written to its device page, in part or whole: that page may not be read until something else has
+        been written to it.
         """
 
 
@@ -44,6 +45,7 @@ class Known:
     pages: Bools
 
     def wrong(self) -> Bools:
+        """Return ``pages`` at once, bool [pages]."""
         return self.pages
 
 
@@ -59,7 +61,7 @@ class PageMover(Protocol):
     """
 
     name: MoverName
-    piece_pages: int  # Pages of one call that are few enough to be given up between calls.
+    piece_pages: int  # Pages of one call, few enough that a load can be given up between calls.
 
     def load(
         self,
@@ -69,18 +71,19 @@ class PageMover(Protocol):
         device_pages: PageNumbers,
         checks: RowChecks | None = None,
     ) -> Verdict:
-        """Copy ``layers`` of ``pages`` into ``device_pages``. Without ``checks`` nothing is wrong. On a GPU the bytes
-        are there after :meth:`fence`, and rows may be checked there: a wrong one has been written then, and only the
-        verdict tells. So no device page is used before the verdict on it was read.
+        """Copy ``layers`` of ``pages`` into ``device_pages``. Without ``checks`` no page is wrong.
+
+        On a GPU the bytes are there after :meth:`fence`, and rows may be checked there: a wrong one has been written
+        then, and only the verdict tells. So no device page is used before the verdict on it was read.
 
         ``source`` is host memory, or memory of a device (a neighbour's pool), for which there are no checks.
         """
 
     def store(self, target: PageMemory, layers: range, device_pages: PageNumbers, pages: PageNumbers) -> None:
-        """Store ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
+        """Copy ``layers`` of ``device_pages`` into ``pages`` of host memory. The bytes are there when it returns."""
 
     def fence(self) -> Fence | None:
-        """Return a point after all loads so far and the checks of what they brought; None when they are done."""
+        """Return a point after all loads so far and their checks; None when they are done."""
 
     def drain(self) -> None:
-        """Return when nothing that was asked for is being written any more."""
+        """Return when no copy of this mover is writing any more."""
