@@ -1,4 +1,4 @@
-"""``thermocline COMMAND``: finds the command's ``main`` and hands it the rest of the line.
+"""``thermocline COMMAND``: find the command's ``main`` and hand it the rest of the line.
 
 Modules are imported only when their command runs, so that ``thermocline --help`` is quick and a command that
 needs no PyTorch never waits for it.
@@ -18,14 +18,14 @@ from thermocline.commands import Command, commands, usage
 
 EXIT_USAGE = 2
 
-# These look at the installation only, so that they can be asked anywhere.
+# These look at the installation only, so they run on any system.
 _ANY_SYSTEM = ("version", "doctor", "completion")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command, that of the process's own command line where ``argv`` is None.
 
-    Exit code 2 is a command line that makes no sense, 130 Ctrl-C, 141 output that nothing reads any more.
+    Exit codes: 2 invalid command line, 130 Ctrl-C, 141 broken pipe, else that of the command.
     """
     if argv is None:
         return guarded(lambda: run_command(sys.argv[1:], is_own_process=True))
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(arguments: Sequence[str], *, is_own_process: bool = False) -> int:
-    """Find the command and run it; in a process of its own it logs errors alone."""
+    """Find the command and run it; return its exit code. In a process of its own it logs only errors."""
     if not arguments:
         print(usage(), file=sys.stderr)
         return EXIT_USAGE

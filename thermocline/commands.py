@@ -1,9 +1,8 @@
-"""Every command of ``thermocline``, in groups, and where its code is."""
+"""Every command of ``thermocline``, in groups, and the module of each."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,23 +11,15 @@ from shared.arguments import ArgumentParser
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``module`` has a function ``main``, which takes argv and returns an exit code, and ``parser``."""
+    """One command; its ``module`` has functions ``main``, from argv to an exit code, and ``parser``."""
 
     name: str
     module: str
     summary: str
-    old_name: str = ""  # Of an earlier release; it still works.
+    old_name: str = ""  # Its name in an earlier release, which still works.
     is_process: bool = False  # It sets up logging of its own.
-    asks_broker: bool = False  # It finds the cell that runs on this machine where it is not told of a broker,
-    asks_none: tuple[str, ...] = ()  # but for these verbs.
-
-    @property
-    def exists(self) -> bool:
-        """Whether the module can be found; only its parent packages are imported to tell."""
-        try:
-            return importlib.util.find_spec(self.module) is not None
-        except ModuleNotFoundError:
-            return False
+    asks_broker: bool = False  # Without a broker's address it finds the cell of this machine,
+    asks_none: tuple[str, ...] = ()  # except for these verbs.
 
     def load(self) -> Callable[[list[str]], int]:
         """Import the module and return its ``main``."""
@@ -103,16 +94,15 @@ COMMANDS = tuple(command for group in GROUPS.values() for command in group)
 
 
 def commands() -> dict[str, Command]:
-    """Return the commands of this installation, by name."""
-    return {command.name: command for command in COMMANDS if command.exists}
+    """Return all commands by name."""
+    return {command.name: command for command in COMMANDS}
 
 
 def usage() -> str:
     """Return the text of ``--help``: one line per command, in groups."""
-    known = commands()
-    width = max(map(len, known))
+    width = max(map(len, commands()))
     lines = ["usage: thermocline COMMAND [flags]", "", "LLM serving whose prefix KV cache lives in tiers."]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:"]
-        lines += [f"  {command.name:<{width}}  {command.summary}" for command in group if command.name in known]
+        lines += [f"  {command.name:<{width}}  {command.summary}" for command in group]
     return "\n".join([*lines, "", "`thermocline COMMAND --help` lists a command's flags. Start with: thermocline up"])

@@ -1,5 +1,6 @@
-"""``thermocline completion SHELL``: a script for a shell, made by shtab. The script holds every flag and choice, so
-that completing a word starts no Python.
+"""``thermocline completion SHELL``: a script for a shell, made by shtab.
+
+The script holds every flag and choice, so that completing a word starts no Python.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the script; returns the exit code."""
+    """Print the script; return exit code 0."""
     shell = parser().parse_args(argv).shell
     print(shtab.complete(whole_line(), shell))
     return 0
 
 
 def whole_line() -> ArgumentParser:
-    """Return the command line of all commands together."""
+    """Return a parser with every command as a subcommand, for shtab."""
     made = ArgumentParser(prog="thermocline")
     verbs = made.add_subparsers(metavar="COMMAND")
     for command in commands().values():
@@ -54,7 +55,7 @@ def whole_line() -> ArgumentParser:
 
 
 def _complete_settings(parser: argparse.ArgumentParser, section: str) -> None:
-    """Have settings completed that are one of a few words. Parsing leaves these to the type of the setting."""
+    """Complete settings that are one of a few words; parsing leaves their check to the setting's type."""
     kind = SECTIONS.get(section)
     words = {field.name: choices_of(field.type) for field in msgspec.structs.fields(kind)} if kind else {}
     for action in parser._actions:
@@ -63,7 +64,7 @@ def _complete_settings(parser: argparse.ArgumentParser, section: str) -> None:
 
 
 def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    """Have values that are files and folders completed as such: those that help calls FILE and DIR."""
+    """Complete files and folders: values whose metavar is FILE or DIR."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():

@@ -1,4 +1,4 @@
-"""Flags that several commands have, spelt and described alike in all of them."""
+"""Flags that several commands share, with the same name and help in each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_url(to: argparse._ActionsContainer, what: str, default: str | None = DEFAULT_URL) -> None:
-    """Add ``--url``, the address of a server, with its name of release 0.2."""
+    """Add ``--url``, the address of a server, and its old name ``--base-url`` of release 0.2."""
     add_old_name(to, "--base-url", to.add_argument("--url", metavar="URL", default=default, help=what))
 
 
 def add_json(to: argparse._ActionsContainer) -> None:
-    """Add ``--json``, which has the command print its result as one JSON object."""
+    """Add ``--json``, with which the command prints its result as one JSON object."""
     to.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
@@ -32,7 +32,7 @@ def policies_line() -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OperatorError before a run whose figures could not be written to ``--out``."""
+    """Raise OperatorError where ``--out`` cannot be written; called before the run that makes the figures."""
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise OperatorError(f"--out {path} cannot be written: is {folder} a folder that you may write to?")

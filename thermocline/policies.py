@@ -1,10 +1,10 @@
-"""What policies, schedules and admissions of your own are made of: everything that a package needs to import.
+"""Everything to import for policies, schedules and admissions of your own.
 
-Eviction: subclass :class:`Policy`, or :class:`RankedPolicy` where a number for each node says it all. Schedules
+Eviction: subclass :class:`Policy`, or :class:`RankedPolicy` where one number per node decides. Schedules
 subclass :class:`Schedule`, and admissions to host memory :class:`Admission`. Each class has a ``name``. Offer it as an
 entry point of the group ``thermocline.policies``, or name it in a setting as ``module:Class``.
 
-All schedulers of a cell, and every replay, must decide the same. So code in here may not read a clock, draw by
+All schedulers of a cell, and every replay, must decide the same. So such code may not read a clock, draw by
 chance, read or write files, or depend on the order of a set, on ``hash()`` or on ``id()``. It mutates itself and
 nothing that it is given. :mod:`thermocline.testing` checks what can be checked.
 """

@@ -1,4 +1,4 @@
-"""``thermocline settings``: every setting of every process, with its default and where it is given."""
+"""``thermocline settings``: every setting of every process, with its default and how to set it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print them; returns the exit code."""
+    """Print the settings; return exit code 0."""
     options = parser().parse_args(argv)
     print(text([options.section] if options.section else list(SECTIONS)))
     return 0
 
 
 def text(sections: list[str]) -> str:
-    """Return the listing of these sections."""
+    """Return the listing of these sections, wrapped at 80 columns."""
     lines = textwrap.wrap(_HEAD, _WIDTH)
     for section in sections:
         lines += ["", f"[{section}]", *_settings_of(SECTIONS[section])]

@@ -1,4 +1,4 @@
-"""``thermocline version``: which release this is, and which versions of formats it speaks."""
+"""``thermocline version``: the release, and the versions of its formats."""
 
 from __future__ import annotations
 

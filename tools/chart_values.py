@@ -22,14 +22,14 @@ CHART = Path(__file__).parents[1] / "infra" / "chart" / "thermocline"
 
 _HEAD = """# Helm chart of Thermocline
 
-[How to run on Kubernetes](../../../docs/how-to/kubernetes.md) goes through an installation,
-[how to scale](../../../docs/how-to/scale.md) through what can be changed while it runs, and
-[ADR 0016](../../adr/0016-a-pod-is-a-node.md) says why a pod of a pool holds a storage and its workers.
+[How to run on Kubernetes](../../../docs/how-to/kubernetes.md) describes an installation,
+[how to scale](../../../docs/how-to/scale.md) changes to a running cell, and
+[ADR 0016](../../adr/0016-a-pod-is-a-node.md) why a pod of a pool holds a storage and its workers.
 
 ## Values
 
-Made by `python -m tools.chart_values` from `values.yaml`. `values.schema.json` refuses what is not here. Each entry of
-`pools` has a `name` and may override anything that `poolDefaults` has.
+Made by `python -m tools.chart_values` from `values.yaml`. `values.schema.json` refuses other values. Each entry of
+`pools` has a `name` and may override any value of `poolDefaults`.
 
 | value | default | meaning |
 |---|---|---|
@@ -102,17 +102,18 @@ def users_values() -> str:
     users = cell_users([ANY], [ANY])
     secret = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["broker"]["secretName"]
     # Between such marks stands what the chart of NATS leaves unquoted, so that the server looks it up.
-    block = authorization(users, {user.name: f"<< ${variable(user.name)} >>" for user in users})
+    block = authorization(users, {user.name: f"<< ${variable(user.name)}_QUOTED >>" for user in users})
+    env: dict[str, Any] = {}
+    for user in users:
+        name = variable(user.name)
+        env[name] = {"valueFrom": {"secretKeyRef": {"name": secret, "key": _secret_key(user)}}}
+        # Between quotes: the server reads what begins with digits as a number. Kubernetes fills in the variable.
+        env[f"{name}_QUOTED"] = f"'$({name})'"
     values = {
         "broker": {"perProcess": True},
         "nats": {
             "config": {"merge": {"authorization": block}},
-            "container": {
-                "env": {
-                    variable(user.name): {"valueFrom": {"secretKeyRef": {"name": secret, "key": _secret_key(user)}}}
-                    for user in users
-                }
-            },
+            "container": {"env": env},
         },
     }
     text: str = yaml.safe_dump(values, sort_keys=False, width=120)

@@ -27,9 +27,9 @@ class Dashboard:
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
 
 
-def _rate(metric: str, by: str = "", labels: str = "") -> str:
+def _rate(metric: str, by: str = "") -> str:
     """The rate of a counter, summed over processes, but for the labels ``by``."""
-    return f"sum {f'by ({by}) ' if by else ''}(rate({P}{metric}{labels}[{RATE}]))"
+    return f"sum {f'by ({by}) ' if by else ''}(rate({P}{metric}[{RATE}]))"
 
 
 def _percentiles(metric: str) -> tuple[tuple[str, str], ...]:
@@ -235,24 +235,10 @@ CACHE = Dashboard(
                     ),
                 ),
                 Panel(
-                    "Reading ahead of sparse prefixes",
-                    "percentunit",
-                    (
-                        (
-                            "precision",
-                            _ratio(
-                                _rate("worker_sparse_hit_bytes_total"),
-                                f"({_rate('worker_sparse_hit_bytes_total')} + "
-                                f"{_rate('worker_sparse_wasted_bytes_total')})",
-                            ),
-                        ),
-                        (
-                            "recall",
-                            _ratio(_rate("worker_sparse_hit_bytes_total"), _rate("worker_sparse_needed_bytes_total")),
-                        ),
-                    ),
+                    "Sparse prefixes: bytes read, by what for",
+                    "Bps",
+                    (("{{kind}}", _rate("worker_sparse_bytes_total", "kind")),),
                 ),
-                Panel("Wasted by reading ahead", "Bps", (("bytes", _rate("worker_sparse_wasted_bytes_total")),)),
             ),
         ),
         (

@@ -48,8 +48,8 @@ def declared(project: dict[str, Any]) -> list[Requirement]:
     return [Requirement(text) for text in texts]
 
 
-def known_bad(path: Path = KNOWN_BAD) -> list[Bad]:
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["bad"]
+def known_bad() -> list[Bad]:
+    entries = tomllib.loads(KNOWN_BAD.read_text(encoding="utf-8"))["bad"]
     return [Bad(canonicalize_name(e["package"]), SpecifierSet(e["versions"]), e["advisory"]) for e in entries]
 
 

@@ -57,8 +57,8 @@ class Pin:
         return str(self.requirement.specifier).removeprefix("==")
 
 
-def read_project(root: Path = ROOT) -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def read_project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project
 
 

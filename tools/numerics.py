@@ -37,6 +37,7 @@ SOURCES = (  # What KV and hidden states follow from, on any device.
     "services/worker/engine/latents.py",
     "services/worker/engine/model_loading.py",
     "services/worker/engine/model_runner.py",
+    "services/worker/engine/packed_experts.py",
     "services/worker/engine/packed_linear.py",
     "services/worker/engine/pinned_rotations.py",
     "services/worker/engine/planed_step.py",
@@ -101,7 +102,15 @@ def _python(text: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [each for each in body if not _is_prose(each)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return _dumped(tree)
+
+
+def _dumped(part: object) -> str:
+    """Return a tree in one form for all versions of Python: ``ast.dump`` shows fields that only some of them have."""
+    if isinstance(part, ast.AST):
+        fields = [f"{name}={_dumped(value)}" for name, value in ast.iter_fields(part) if value not in (None, [])]
+        return f"{type(part).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(_dumped, part))}]" if isinstance(part, list) else repr(part)
 
 
 def _is_prose(node: object) -> bool:

@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tools.pages.renderer import DOCS, PAGES, RESULTS, ROOT, render
+from tools.pages.renderer import DOCS, PAGES, ROOT, render
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- begin: headlines, made by `python -m tools.reference_docs` -->\n", "<!-- end: headlines -->\n"
 
 
-def readme(text: str, results: Path = RESULTS) -> str:
+def readme(text: str) -> str:
     """Put the figures of the results into the README. Raises ValueError where the markers are not there once."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError("the README must have one place for its figures")
     before, rest = text.split(BEGIN)
-    return before + BEGIN + render("parts/readme.md", results) + END + rest.split(END)[1]
+    return before + BEGIN + render("parts/readme.md") + END + rest.split(END)[1]
 
 
 def main() -> None:

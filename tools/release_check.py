@@ -71,9 +71,9 @@ def copy_source(target: Path, root: Path = ROOT) -> None:
             shutil.copy2(source, copy)
 
 
-def committed_s(root: Path = ROOT) -> int:
+def committed_s() -> int:
     """When the last commit was made, in seconds since 1970: the time of all files in an archive."""
-    return int(run(["git", "-C", str(root), "log", "-1", "--format=%ct"]))
+    return int(run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]))
 
 
 def build(source: Path, out: Path, *, epoch_s: int) -> tuple[Path, Path]:

@@ -21,11 +21,13 @@ PROGRAMS = ("tools", "bench")
 EXPLAINED = {  # Why names stay that are called so, or lie in what is called so.
     "services.worker.engine.states.carried.CarriedStates": "the library's layers call it as their cache",
     "services.worker.engine.states.layers._Notes": "likewise",
+    "services.worker.engine.own_attention._PagedLatents": "likewise, layers with an indexer",
     "services.scheduler.policies.thermo.law.pack": "tests say by it what the records pack bit by bit",
     "thermocline.simulate.sweeping.sweep": "notebooks and programs of others sweep by it",
     "services.scheduler.core.hidden.partition": "benchmarks compare closed forms of the paper with what is served",
     "thermocline.documents.linked": "the trainer and benchmarks make documents by it, and neither imports the other",
     "thermocline.testing": "tests of other people's packages call it",
+    "services.gateway.tokenizer.Tokenizer.encode_chat": "prompts that are put together are compared with it",
     "shared.ids.chain_page": "the definition of a page's identity, which chain_pages is tested against",
     "shared.memory.host_pool.HostPoolView.verify_layer": "the check of one page that tests of every copy share",
 }
@@ -33,11 +35,16 @@ EXPLAINED = {  # Why names stay that are called so, or lie in what is called so.
 Name = tuple[str, str]  # Module and name.
 
 
-def parsed(root: Path, packages: tuple[str, ...]) -> dict[str, ast.Module]:
-    """Modules by name; a package has its folder's."""
+def modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
+    """Files of modules by name; a package has its folder's."""
     paths = sorted(path for package in packages for path in (root / package).rglob("*.py"))
     names = [".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for path in paths]
-    return {name: ast.parse(path.read_text("utf-8")) for name, path in zip(names, paths, strict=True)}
+    return dict(zip(names, paths, strict=True))
+
+
+def parsed(root: Path, packages: tuple[str, ...]) -> dict[str, ast.Module]:
+    """Modules by name, read."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in modules(root, packages).items()}
 
 
 def _defined_by(node: ast.stmt) -> list[str]:

@@ -59,13 +59,13 @@ def modules_in(names: Iterable[str]) -> list[str]:
     )
 
 
-def import_faults(wheel: Path, folder: Path, packages: str = "") -> list[str]:
+def import_faults(wheel: Path, folder: Path) -> list[str]:
     """The modules of the wheel that cannot be imported from where it alone is unpacked, with the reason.
 
-    Dependencies come from the folder ``packages``, by default those of this environment. It is searched as a plain
-    path: with ``-S`` and ``-I`` nothing in it, and no variable, can lead to the checkout.
+    Dependencies come from this environment. Its folder is searched as a plain path: with ``-S`` and ``-I`` nothing in
+    it, and no variable, can lead to the checkout.
     """
-    packages = packages or sysconfig.get_path("purelib")
+    packages = sysconfig.get_path("purelib")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
         names = modules_in(archive.namelist())

@@ -19,7 +19,7 @@ CONFIG_NAME = "users.conf"
 
 _DESCRIPTION = """Write the users of a cell for a NATS server: users.conf, which the server's configuration includes,
 and NAME.password for each user. A password file that exists is kept, so that workers can be added later; delete one to
-draw that password anew."""
+draw a new password."""
 
 
 def parser() -> ArgumentParser:
@@ -44,7 +44,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files. Exit codes: 0 written, 2 refused."""
+    """Write the files. Exit codes: 0 written, 2 refused (bad flags, or a file that cannot be written)."""
     parsed = parser().parse_args(argv)
     try:
         users = cell_users(_ids("--workers", parsed.workers), _ids("--storages", parsed.storages))
@@ -67,7 +67,7 @@ def _ids(flag: str, text: str) -> list[str]:
 
 
 def write(folder: Path, users: tuple[User, ...], *, variables: bool = False) -> list[Path]:
-    """Write ``users.conf`` and what passwords are missing; returns all files. Raises ConfigError."""
+    """Write ``users.conf`` and the missing password files; return the paths of all of them. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if variables:

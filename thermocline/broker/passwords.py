@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 
 OPERATOR = "operator"
-"""The user of commands that look into the cell."""
+"""Name of the user for commands that inspect or repair the cell."""
 
 
 def new_password() -> str:
-    """192 bits by chance, in characters that need no quoting anywhere."""
+    """Return 192 random bits as text that needs no quoting anywhere."""
     # Letters in front: the server reads digits alone as a number.
     return "tc" + secrets.token_hex(24)

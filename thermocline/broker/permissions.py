@@ -2,11 +2,11 @@
 
 A process reads a stream through a consumer that it makes. The server takes the consumer's filter from the subject of
 that call and refuses a body that differs, so ``$JS.API.CONSUMER.CREATE.STREAM.*.SUBJECT`` opens this subject of the
-stream and no other. Calls about consumers that exist need their names, which are drawn at random and not told:
+stream and no other. Calls about consumers that exist need their names, which are random and secret:
 only the operator may list them.
 
-Replies come to an inbox of the user's own. Who answers calls may publish to the reply of each call once, and nowhere
-else in somebody's inbox.
+Replies come to an inbox of the user's own. A process that answers calls may publish to the reply subject of each call
+once, and nowhere else in another user's inbox.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shared.bus.kept_bucket import STREAM as KEPT_STREAM
 from shared.bus.record_bucket import STREAM as RECORD_STREAM
 
 ANY = "*"
-"""In the place of an id: every process of that kind, for cells whose processes draw their names."""
+"""In place of an id: every process of that kind, for cells whose processes draw their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Subjects; ``answers`` allows one message to the reply subject of each message received."""
+    """Subjects that a user may use; ``answers`` allows one message to the reply subject of each message received."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -35,7 +35,7 @@ class Permissions:
 
 
 def gateway(user: str) -> Permissions:
-    """Any gateway: their names get a suffix that is drawn at the start."""
+    """Return the permissions of any gateway: their names get a random suffix at each start."""
     return Permissions(
         publish=(
             subjects.request_input(ANY),
@@ -45,6 +45,7 @@ def gateway(user: str) -> Permissions:
             subjects.rpc("storage", "inventory", ANY),
             subjects.rpc("storage", "verify", ANY),
             subjects.rpc("worker", "outputs", ANY),
+            f"$JS.API.STREAM.INFO.{subjects.OUTPUTS_STREAM}",
             *_reading(subjects.OUTPUTS_STREAM, subjects.gateway_output(ANY)),
             subjects.CELLS_HEADS,
             subjects.CELLS_LOAD,
@@ -62,7 +63,7 @@ def gateway(user: str) -> Permissions:
 
 
 def scheduler(user: str) -> Permissions:
-    """Any scheduler: it owns the streams, and reads every input."""
+    """Return the permissions of any scheduler: it owns the streams, and reads every input."""
     streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM, BUCKET_STREAM, RECORD_STREAM)
     return Permissions(
         publish=(
@@ -92,7 +93,7 @@ def scheduler(user: str) -> Permissions:
 
 
 def worker(user: str, worker_id: str) -> Permissions:
-    """One worker, or any."""
+    """Return the permissions of one worker, or with ``ANY`` of all."""
     return Permissions(
         publish=(
             subjects.worker_input(worker_id),
@@ -112,7 +113,7 @@ def worker(user: str, worker_id: str) -> Permissions:
 
 
 def storage(user: str, storage_id: str) -> Permissions:
-    """One storage, or any."""
+    """Return the permissions of one storage, or with ``ANY`` of all."""
     return Permissions(
         publish=(
             subjects.storage_input(storage_id),
@@ -133,15 +134,15 @@ def storage(user: str, storage_id: str) -> Permissions:
 
 
 def operator(user: str) -> Permissions:
-    """People and their commands, which look into everything and repair it."""
+    """Return the permissions of the operator, whose commands inspect and repair everything: all subjects."""
     return Permissions(publish=(">",), subscribe=(">",))
 
 
 OF_KIND: dict[str, Callable[[str], Permissions]] = {"gateway": gateway, "scheduler": scheduler, "operator": operator}
-"""Of kinds whose processes are all trusted alike."""
+"""Permissions by kind, for kinds whose processes are all trusted alike."""
 
 OF_MEMBER: dict[str, Callable[[str, str], Permissions]] = {"worker": worker, "storage": storage}
-"""Of kinds whose processes are told apart by their ids."""
+"""Permissions by kind, for kinds whose processes have permissions by id."""
 
 
 def _inbox(user: str) -> str:
@@ -149,7 +150,7 @@ def _inbox(user: str) -> str:
 
 
 def _reading(stream: str, subject: str) -> tuple[str, ...]:
-    """Consumers of what ``stream`` has under ``subject``: to make them, to keep their flow, to delete them."""
+    """Return the API subjects for consumers of ``subject`` in ``stream``: create, flow control, delete."""
     return (
         f"$JS.API.CONSUMER.CREATE.{stream}.*.{subject}",
         f"$JS.API.CONSUMER.DELETE.{stream}.*",
@@ -158,8 +159,9 @@ def _reading(stream: str, subject: str) -> tuple[str, ...]:
 
 
 def _member(output: str, own_input: str) -> tuple[str, ...]:
-    """Return what an executor of plans does with the streams: wait for them, read its plans, find its own events
-    again.
+    """Return the API subjects for a process that executes plans.
+
+    It waits for the streams, and reads its plans and its own past events.
     """
     streams = (subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM)
     return (

@@ -16,7 +16,7 @@ _ANSWER_WITHIN = "2m"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """``name`` is that of the process, or of its kind where one user is for all of them."""
+    """One user of the broker, named after its process, or after the kind where all processes of a kind share it."""
 
     name: str
     permissions: Permissions
@@ -25,8 +25,8 @@ class User:
 def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, ...]:
     """Return a user for the gateways, the schedulers, each worker, each storage and the operator.
 
-    ``ANY`` in the place of an id makes one user for all of that kind, named after it. Raises ValueError for a name that
-    two users would have.
+    ``ANY`` in place of an id makes one user for all processes of that kind, named after the kind. Raises ValueError
+    where two users would have the same name.
     """
     users = [User(kind, permissions(kind)) for kind, permissions in OF_KIND.items()]
     for kind, ids in (("worker", workers), ("storage", storages)):
@@ -41,20 +41,20 @@ def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, .
 
 
 def quoted(secret: str) -> str:
-    """Return a password as the configuration language has it. A JSON string is also a quoted string there."""
+    """Return a password as a quoted string of the server's configuration language, where JSON strings are valid."""
     return json.dumps(secret)
 
 
 def variable(name: str) -> str:
-    """Return the variable of a user's password, for configurations that should hold no secrets."""
-    # The operator's is what a broker with a single user is started with, so that both can be started alike.
+    """Return the environment variable of a user's password, for configurations that should hold no secrets."""
+    # The operator's variable is also that of a broker with a single user, so that both can be started alike.
     if name == OPERATOR:
         return "TC_NATS_PASSWORD"
     return f"TC_NATS_{name.replace('-', '_').upper()}_PASSWORD"
 
 
 def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[str, Any]:
-    """Return the block for ``users`` as data, for configurations that are made of such. ``passwords`` by name."""
+    """Return the ``authorization`` block for ``users`` as JSON-compatible data. ``passwords`` are by user name."""
     return {
         "users": [
             {
@@ -73,8 +73,9 @@ def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[s
 
 
 def authorization_text(users: Sequence[User], passwords: Mapping[str, str]) -> str:
-    """Return the block for ``users``. ``passwords`` by name, as they are to stand there: :func:`quoted`, or
-    ``$VARIABLE``.
+    """Return the ``authorization`` block for ``users`` as text.
+
+    ``passwords`` are by user name, in the form of the file: :func:`quoted`, or ``$VARIABLE``.
     """
     lines = ["authorization {", "  users: ["]
     for entry in authorization(users, passwords)["users"]:

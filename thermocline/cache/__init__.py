@@ -1,1 +1,1 @@
-"""``thermocline cache``: what operators see of the prefix cache of a running cell, and what they can do to it."""
+"""``thermocline cache``: commands for operators to inspect and change the prefix cache of a running cell."""

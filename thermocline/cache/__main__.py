@@ -1,4 +1,4 @@
-"""``thermocline cache VERB``: finds the verb and runs it."""
+"""``thermocline cache VERB``: find the verb and run it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: done; 1: the cell cannot be reached, refused, or something was found bad; 2: bad arguments."""
+    """Run one verb. Exit codes: 0 done; 1 the cell is unreachable or refused, or a check failed; 2 bad arguments."""
     arguments = parser().parse_args(argv)
     try:
         is_good: bool = asyncio.run(arguments.run(arguments))

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from services.gateway.cache_calls import CacheCalls
 from shared.broker import BrokerSettings
 from shared.bus.nats_bus import connect_with
+from shared.errors import Unavailable
+from shared.ids import namespace_digest
 from shared.progress_line import Bar, shown
 
 CONNECT_S = 5.0
@@ -15,7 +17,7 @@ CONNECT_S = 5.0
 
 @asynccontextmanager
 async def calls_of(broker: BrokerSettings) -> AsyncIterator[CacheCalls]:
-    """Yield the calls of a cell.
+    """Yield the calls of a cell, over a connection that is closed afterwards.
 
     Raises Unavailable when no broker answers in time, ConfigError when all refuse.
     """
@@ -28,14 +30,22 @@ async def calls_of(broker: BrokerSettings) -> AsyncIterator[CacheCalls]:
 
 @asynccontextmanager
 async def cell(broker: BrokerSettings) -> AsyncIterator[CacheCalls]:
-    """As :func:`calls_of`, with progress on stderr for as long as the block runs, which must not print."""
+    """Yield the calls of a cell and show progress on stderr; the block must not print."""
     async with watched(broker) as (calls, _):
         yield calls
 
 
+async def namespace_of(calls: CacheCalls, salt: str) -> str:
+    """Return the namespace of the cell's model under this ``cache_salt``. Raises Unavailable while none is known."""
+    model = (await calls.status()).model
+    if not model:
+        raise Unavailable("no worker has joined, so that the model's namespace is not known")
+    return namespace_digest(model, salt=salt)
+
+
 @asynccontextmanager
 async def watched(broker: BrokerSettings) -> AsyncIterator[tuple[CacheCalls, Bar]]:
-    """As :func:`cell`, with the line of progress for what the block has to say."""
+    """Yield the calls of a cell and the progress line, so that the block can report its own progress."""
     with shown("connecting to the broker") as bar:
         async with calls_of(broker) as calls:
             bar.say("asking the cell")

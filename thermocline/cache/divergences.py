@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Print the points."""
+    """Print the costliest divergence points."""
     text_of = text_reader(arguments.model) if arguments.model else None
     async with cell(broker_of(arguments)) as calls:
         found = divergences_view(await calls.divergences(arguments.limit), text_of)
@@ -44,9 +44,9 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def divergence_lines(found: CostlyDivergences) -> list[str]:
-    """Return a table of the points and, where they are known, the texts of each below its row."""
+    """Return a table of the points; below each row the texts of both sides, where known."""
     if not found.data:
-        return ["no prompt has lost anything to a difference since the scheduler began"]
+        return ["no prompt has lost cached tokens to a divergence since the scheduler started"]
     heads = ("cause", "lost tokens", "lost time", "requests", "at token", "namespace")
     rows = table(heads, [_row(each) for each in found.data])
     lines = rows[:1]

@@ -10,10 +10,9 @@ import msgspec
 from services.gateway.cache_calls import TIERS, Flushed
 from services.gateway.views.cache_view import stats_view
 from shared.broker import add_broker_flags, broker_of
-from shared.errors import OperatorError, Unavailable
-from shared.ids import namespace_digest
+from shared.errors import OperatorError
 from thermocline.cache import argument_types
-from thermocline.cache.connection import cell
+from thermocline.cache.connection import cell, namespace_of
 
 SUMMARY = "drop cached KV that no request uses"
 BY_DEFAULT = ("device", "host")
@@ -35,17 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Flush, and print what went."""
+    """Flush, and print what was dropped. Raises Unavailable while the namespace of ``--salt`` is not known."""
     if arguments.namespace and arguments.salt:
         raise OperatorError("give either --namespace or --salt")
     tiers = tuple(dict.fromkeys(arguments.tier or BY_DEFAULT))
     async with cell(broker_of(arguments)) as calls:
         namespace = arguments.namespace or ""
         if arguments.salt:
-            model = (await calls.status()).model
-            if not model:
-                raise Unavailable("no worker has joined, so that the model's namespace is not known")
-            namespace = namespace_digest(model, salt=arguments.salt)
+            namespace = await namespace_of(calls, arguments.salt)
         flushed = await calls.flush(tiers, namespace)
     if arguments.json:
         report = msgspec.to_builtins(stats_view(flushed.status, {}))
@@ -57,7 +53,7 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def flush_lines(flushed: Flushed, tiers: tuple[str, ...]) -> list[str]:
-    """One line a tier: what was dropped, and what stays because something uses it."""
+    """Return one line per tier: what was dropped, and what stays because it is in use."""
     lines = []
     for tier, dropped in (("device", flushed.device_pages), ("host", flushed.host_pages)):
         if tier in tiers:
@@ -66,5 +62,5 @@ def flush_lines(flushed: Flushed, tiers: tuple[str, ...]) -> list[str]:
     if "disk" in tiers:
         lines.append(f"disk: dropped {flushed.disk_chunks:,} chunks, {flushed.status.chunks_in_all:,} stay")
     if "remote" in tiers:
-        lines.append("remote: object stores are emptied behind; the storages' logs say when they are through")
+        lines.append("remote: object stores are emptied in the background; the storages' logs say when that is done")
     return lines

@@ -13,26 +13,33 @@ from shared.arguments import Secret
 from shared.config import ENVIRONMENT_PREFIX
 from shared.errors import OperatorError, ThermoclineError, TransportError
 from thermocline.client import connect
+from thermocline.flags import add_url
 from thermocline.supervisor import local_cell
 
 TIMEOUT_S = 60.0
 
 
 class GatewayRefused(ThermoclineError):
-    """The gateway answered with an error. ``retry_after_ms`` is set where it asked to try again."""
+    """An error that the gateway answered with. ``retry_after_ms`` is 0 unless it asked to try again."""
 
     code = "gateway_refused"
 
 
 def add_key(parser: argparse.ArgumentParser, flag: str, variable: str, what: str) -> None:
-    """Add a flag for a key; its value may come from the environment, where other users do not see it."""
+    """Add a flag for a key, whose default is an environment variable, which other users do not see."""
     name = ENVIRONMENT_PREFIX + variable
     parser.add_argument(flag, metavar="KEY", help=f"{what}; better set {name}, which no process list shows")
     parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): Secret(os.environ.get(name, ""))})
 
 
+def add_gateway(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the flags of a verb that may also go through a gateway, under its admin key."""
+    add_url(parser, f"{verb} through this gateway, under its admin key", default=None)
+    add_key(parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none")
+
+
 def admin_headers(base_url: str, given: str) -> dict[str, str]:
-    """With the key that was given, or else the one that a cell of this machine has drawn for this gateway."""
+    """Return headers with the given admin key, or else the one that a cell of this machine drew for this gateway."""
     key = given or local_cell.admin_key(base_url)
     return {ADMIN_HEADER: key} if key else {}
 
@@ -40,7 +47,7 @@ def admin_headers(base_url: str, given: str) -> dict[str, str]:
 def client(
     base_url: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S, **settings: Any
 ) -> httpx.AsyncClient:
-    """Return a client of one gateway. Raises OperatorError for an address or a key without sense."""
+    """Return a client of one gateway. Raises OperatorError for an invalid address or key."""
     try:
         url = httpx.URL(base_url)
         if url.scheme not in ("http", "https") or not url.host:
@@ -56,7 +63,7 @@ async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict
 
 
 async def delete(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """Return the same for DELETE."""
+    """Return the JSON answer to a DELETE. Raises as :func:`post` does."""
     return await _answer(http, "DELETE", path, None)
 
 

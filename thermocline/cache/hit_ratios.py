@@ -1,4 +1,4 @@
-"""Where prompt tokens came from: counts, shares and rates, by tier. Pure."""
+"""Prompt tokens by their source: counts, shares, rates and hit ratios. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SOURCES = {tier: f"hit_tokens_{tier}" for tier in HIT_TIERS} | {
     RESTORED: "restored_tokens_planned",
     COMPUTED: "prefill_tokens_planned",
 }
-"""Counters of the scheduler by source: a tier, hidden states that KV was restored from, or the model."""
+"""The scheduler's counter for each source: a tier, hidden states that KV was restored from, or the model."""
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True):
-    """``tokens`` of all prompts by source, and the share of each; ``hit_ratio`` is the share that was not computed.
+    """Prompt ``tokens`` by source, and the share of each; ``hit_ratio`` is the share that was not computed.
 
-    Shares are None where there is no token.
+    Shares and ratio are None where there is no token.
     """
 
     tokens: dict[str, int]
@@ -29,7 +29,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed within ``interval_s``: ratios of that time alone, and per second every counter that moved."""
+    """Changes within ``interval_s``: the ratios of that time alone, and the rate of every counter that moved."""
 
     interval_s: float
     recent: Ratios
@@ -37,7 +37,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ratios_of(counters: Mapping[str, int]) -> Ratios:
-    """Return the ratios of a cell's counters, or of their differences."""
+    """Return the ratios of a cell's counters, or of differences between two readings."""
     tokens = {source: counters.get(counter, 0) for source, counter in SOURCES.items()}
     whole = sum(tokens.values())
     shares = {source: count / whole if whole else None for source, count in tokens.items()}
@@ -45,9 +45,9 @@ def ratios_of(counters: Mapping[str, int]) -> Ratios:
 
 
 def rates_of(before: Mapping[str, int], after: Mapping[str, int], interval_s: float) -> Rates:
-    """Return what moved between two looks at a cell's counters, ``interval_s`` apart.
+    """Return the rates between two readings of a cell's counters, ``interval_s`` apart.
 
-    Counters of a cell that began anew in between are lower than before, and count from 0.
+    A counter that is lower than before belongs to a restarted cell, and counts from 0.
     """
     moved = {}
     for name, count in after.items():

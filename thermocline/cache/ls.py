@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Print the listing."""
+    """Print the nodes, or with ``--pins`` the pins, as text or JSON."""
     text_of = text_reader(arguments.model) if arguments.model else None
     async with cell(broker_of(arguments)) as calls:
         listing = await calls.listing(arguments.namespace or "", limit=1 if arguments.pins else arguments.limit)
@@ -76,7 +76,7 @@ def _as_text(listing: Listing, text_of: Callable[[Sequence[int]], str] | None, *
 
 
 def pin_lines(pins: Sequence[Pin], now_s: float) -> list[str]:
-    """Return a table of pins, and why refused ones hold nothing."""
+    """Return a table of pins, then a line for each refused pin with the reason. ``now_s`` is Unix time."""
     rows = [
         (
             shortened(pin.name, 28),

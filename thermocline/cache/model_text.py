@@ -1,4 +1,4 @@
-"""The text of tokens, by the tokenizer of a model's directory."""
+"""Token ids as text, by the tokenizer of a model's directory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shared.errors import OperatorError
 
 
 def text_reader(model: str) -> Callable[[Sequence[int]], str]:
-    """Return what turns token ids into text. Raises OperatorError when the directory has no tokenizer."""
+    """Return a function from token ids to their text. Raises OperatorError without a folder or tokenizer."""
     if not Path(model).is_dir():
         raise OperatorError(f"--model {model}: there is no such folder")
-    # Imported here: it takes a second that other uses of this command need not wait.
+    # Imported here, because it takes a second and most uses of the command do not need it.
     from services.gateway.tokenizer import Tokenizer
 
     return Tokenizer(Path(model), threads=1).decode

@@ -13,14 +13,13 @@ import msgspec
 from services.gateway.openai_schema.cache import Pin
 from services.gateway.views.cache_view import pin_view
 from shared.broker import add_broker_flags, broker_of
-from shared.errors import OperatorError, Unavailable, reason_of
-from shared.ids import namespace_digest, new_id
+from shared.errors import OperatorError, reason_of
+from shared.ids import new_id
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import PinPrefix
 from shared.undecodable import UNDECODABLE
 from thermocline.cache import argument_types, gateway_client
-from thermocline.cache.connection import cell
-from thermocline.flags import add_url
+from thermocline.cache.connection import cell, namespace_of
 
 SUMMARY = "keep a prefix in host memory and on disk for a time"
 TTL = "1h"
@@ -34,10 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prefix.add_argument("--tokens-file", metavar="FILE", help="JSON array of token ids")
     prefix.add_argument("--prompt", metavar="TEXT", help="text, which the gateway at --url tokenises")
     prefix.add_argument("--prompt-file", metavar="FILE", help="file with such a text")
-    add_url(parser, "pin through this gateway, under its admin key", default=None)
-    gateway_client.add_key(
-        parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none"
-    )
+    gateway_client.add_gateway(parser, "pin")
     parser.add_argument(
         "--ttl",
         type=argument_types.duration_ms,
@@ -63,7 +59,7 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def pin_text(pin: Pin) -> str:
-    """One line, and a second where not all of it is held."""
+    """Return one line on the pin, and a second where a part of the prefix is not held yet."""
     text = f"pin {pin.name}: holds {pin.held_tokens:,} of {pin.tokens:,} tokens in {pin.pages:,} host pages"
     if pin.held_tokens < pin.tokens:
         text += "\nThe rest is held as copies of it come to host memory, in whole pages and within the pins' budget."
@@ -77,12 +73,9 @@ async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
         )
     tokens = await read_tokens(Path(arguments.tokens_file))
     async with cell(broker_of(arguments)) as calls:
-        model = (await calls.status()).model
-        if not model:
-            raise Unavailable("no worker has joined, so that the model's namespace is not known")
         order = PinPrefix(
             pin_id=name,
-            namespace=namespace_digest(model, salt=arguments.salt),
+            namespace=await namespace_of(calls, arguments.salt),
             tokens=pack_int32(tokens),
             ttl_ms=arguments.ttl,
         )
@@ -106,7 +99,7 @@ async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
 
 
 async def read_text(path: Path) -> str:
-    """Read a whole file. Raises OperatorError, also for one that is longer than any context."""
+    """Read a whole UTF-8 file. Raises OperatorError, also for one that is longer than any context."""
     try:
         async with aiofiles.open(path, "rb") as file:
             raw = await file.read(MAX_BYTES + 1)
@@ -118,7 +111,7 @@ async def read_text(path: Path) -> str:
 
 
 async def read_tokens(path: Path) -> list[int]:
-    """Read the token ids of a file that holds one JSON array of them. Raises OperatorError."""
+    """Read a file with one JSON array of token ids; at least one, each below 2^31. Raises OperatorError."""
     try:
         tokens = msgspec.json.decode(await read_text(path), type=list[int])
     except UNDECODABLE as error:

@@ -1,4 +1,4 @@
-"""Bring prompts into the cache: each is sent to a gateway as a request of one token, behind all others."""
+"""Bring prompts into the cache: each is sent to a gateway as a request of one token, at the lowest priority."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ AT_ONCE, MOST_AT_ONCE = 4, 64
 TRIES = 5
 LONGEST_PAUSE_S = 30.0
 TIERS = tuple(source for source in SOURCES if source != "sparse")
-"""Where a prompt can have been: prewarming is exact, so none of it was loaded in part."""
+"""Sources of a prompt's tokens. Prewarming is exact, so none of them are sparse."""
 REQUEST_S = 600.0
 
 
 class Warmed(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one prompt: its tokens, and how many of them had been cached where before."""
+    """The result for one prompt: its tokens, and how many were cached before, by tier."""
 
     line: int
     prompt_tokens: int = 0
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Warm all prompts and print what became of them; False when one failed."""
+    """Warm all prompts and print the results; return False when one failed."""
     prompts = read_prompts(Path(arguments.file))
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     async with gateway_client.client(arguments.url, headers, timeout_s=REQUEST_S) as http:
@@ -74,7 +74,7 @@ async def run(arguments: argparse.Namespace) -> bool:
 async def warm_all(
     http: httpx.AsyncClient, prompts: Sequence[Prompt], at_once: int, on_done: Callable[[], object] = lambda: None
 ) -> list[Warmed]:
-    """Return what became of each, in order of the file; at most ``at_once`` are in flight."""
+    """Send all prompts, at most ``at_once`` in flight; return the results in order of the file."""
     waiting = iter(prompts)
     found: dict[int, Warmed] = {}
 
@@ -90,7 +90,7 @@ async def warm_all(
 
 
 def warmed_lines(warmed: Sequence[Warmed]) -> list[str]:
-    """Return a row for each prompt, then the sums, then what failed."""
+    """Return a row for each prompt, then the sums, the failures, and how many succeeded."""
     good = [prompt for prompt in warmed if not prompt.error]
     heads = ("line", "tokens", *TIERS, "computed")
     rows = [(str(prompt.line), *_figures([prompt])) for prompt in good]
@@ -122,7 +122,7 @@ async def _warm(http: httpx.AsyncClient, prompt: Prompt) -> Warmed:
                 tiers=tiers,
             )
         except GatewayRefused as error:
-            # A full queue is no fault of the prompt's: the gateway says when to come again.
+            # A full queue is no fault of the prompt's: the gateway says when to retry.
             if not error.retry_after_ms or attempt == TRIES - 1:
                 return Warmed(line=prompt.line, error=error.message)
             await asyncio.sleep(min(error.retry_after_ms / 1000, LONGEST_PAUSE_S))

@@ -24,7 +24,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt: its line in the file, and the endpoint and body that a gateway wants for it."""
+    """One prompt: its line in the file, and the endpoint and body of its request to a gateway."""
 
     line: int
     path: str
@@ -32,7 +32,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a file, in order. Raises OperatorError that names every malformed line by its number."""
+    """Return all prompts of a file, in order. Raises OperatorError, which names the first malformed lines by number."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise OperatorError(f"{path} is larger than {MAX_BYTES} bytes")
@@ -46,7 +46,11 @@ def read_prompts(path: Path) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            prompts.append(_text_prompt(number, line) if is_text else _json_prompt(number, line))
+            if is_text:
+                body = {"prompt": line.decode().rstrip("\r")}
+                prompts.append(Prompt(line=number, path="/v1/completions", body=body))
+            else:
+                prompts.append(_json_prompt(number, line))
         except (*UNDECODABLE, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults:
@@ -57,10 +61,6 @@ def read_prompts(path: Path) -> list[Prompt]:
     if len(prompts) > MAX_PROMPTS:
         raise OperatorError(f"{path} holds {len(prompts)} prompts, more than {MAX_PROMPTS}")
     return prompts
-
-
-def _text_prompt(number: int, line: bytes) -> Prompt:
-    return Prompt(line=number, path="/v1/completions", body={"prompt": line.decode().rstrip("\r")})
 
 
 def _json_prompt(number: int, line: bytes) -> Prompt:

@@ -25,7 +25,7 @@ SHOWN = (
     "deferred", "neighbour", "hidden_", "restor", "sparse", "warming", "drain", "handed_", "lent", "raise",
     "cache_lease",
 )  # fmt: skip
-"""Counters are shown that have one of these in their names."""
+"""Parts of counters' names; a counter with any of them is shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def _seconds(text: str) -> float:
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Print what the scheduler and every storage say."""
+    """Print the status of the scheduler and of every storage, and rates over ``--interval`` seconds."""
     rates = None
     async with cell(broker_of(arguments)) as calls:
         status = await calls.status()
@@ -64,8 +64,9 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 def stat_lines(stats: CacheStats, rates: Rates | None = None) -> list[str]:
-    """Return what is degraded, tables of pools and of lower tiers, then hit ratios and counters, with rates where
-    measured.
+    """Return the report: what is degraded, tables of pools and of lower tiers, hit ratios and counters.
+
+    Rates are shown where they were measured.
     """
     pools = [
         (
@@ -88,25 +89,16 @@ def stat_lines(stats: CacheStats, rates: Rates | None = None) -> list[str]:
         lines.append(f"{stats.sparse_chunks:,} of these chunks of KV can be read in part")
     lines += ["", *lower_tier_lines(stats), "", *ratio_lines(ratios_of(stats.counters), rates)]
     per_second = {} if rates is None else rates.per_second
-    shown = {name: value for name, value in stats.counters.items() if any(part in name for part in SHOWN)}
-    lines += [
-        "",
-        *(
-            _counter_line(name, value, per_second.get(name))
-            for name, value in shown.items()
-            if not name.startswith("hit_")
-        ),
-    ]
+    lines.append("")
+    for name, value in stats.counters.items():
+        if any(part in name for part in SHOWN) and not name.startswith("hit_"):
+            rate = f" {f'{per_second[name]:,.1f}/s':>14}" if name in per_second else ""
+            lines.append(f"{name:<40} {value:>16,}{rate}")
     return lines
 
 
-def _counter_line(name: str, value: int, per_second: float | None) -> str:
-    line = f"{name:<40} {value:>16,}"
-    return line if per_second is None else f"{line} {f'{per_second:,.1f}/s':>14}"
-
-
 def lower_tier_lines(stats: CacheStats) -> list[str]:
-    """Disk and object store of each storage, as it says itself."""
+    """Return a table of each storage's disk and object store, then those with work outstanding or without an answer."""
     rows, silent, moving = [], [], []
     for name, counters in stats.storages.items():
         if counters is None:

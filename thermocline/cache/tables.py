@@ -8,13 +8,13 @@ WIDTH = 100
 
 
 def shortened(text: str, width: int) -> str:
-    """At most ``width`` characters of one line, with what was cut marked; control characters are spelt out."""
+    """Return one line of at most ``width`` characters; … marks a cut, and control characters are escaped."""
     plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return plain if len(plain) <= width else plain[: max(0, width - 1)] + "…"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell; the first is text, the others are numbers."""
+    """Return lines with columns as wide as their widest cell: the first aligned left, the others right."""
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     return [
         "  ".join(

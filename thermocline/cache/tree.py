@@ -8,14 +8,12 @@ from services.gateway.openai_schema.cache import CacheNode
 from thermocline.cache.tables import WIDTH, shortened
 
 DEEPEST = 10
-"""Levels that are indented; what is deeper stands as far right, and its depth in tokens tells."""
+"""Levels that are indented; deeper nodes are indented like the last level, and marked."""
 HEAD = f"{'node':<24}{'depth':>8}{'tokens':>8}{'hits':>7}{'device':>8}{'host':>7}{'disk':>6}{'hidden':>7}  first tokens"
 
 
 def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
-    """Return a heading per namespace, then its nodes, each below its parent and those that were made first above
-    others.
-    """
+    """Return a heading per namespace, then its nodes: each below its parent, siblings in the order of ``nodes``."""
     listed = {node.id for node in nodes}
     below: dict[int, list[CacheNode]] = {}
     tops: dict[str, list[CacheNode]] = {}
@@ -35,7 +33,7 @@ def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
 
 
 def _rows(roots: Iterable[CacheNode], below: dict[int, list[CacheNode]]) -> list[str]:
-    # By hand, since a conversation may be deeper than Python's stack.
+    # With a stack of its own, since a conversation may be deeper than Python's.
     waiting = [(node, 0) for node in reversed(list(roots))]
     lines = []
     while waiting:
@@ -56,5 +54,5 @@ def _row(node: CacheNode, level: int) -> str:
 
 
 def _count(held: dict[str, int]) -> str:
-    """Pages or chunks in all pools of a tier; a node may be in several."""
+    """Return the pages or chunks in all pools of a tier; a node may be in several."""
     return str(sum(held.values())) if held else "-"

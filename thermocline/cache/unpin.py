@@ -8,7 +8,6 @@ import json
 from shared.broker import add_broker_flags, broker_of
 from thermocline.cache import argument_types, gateway_client
 from thermocline.cache.connection import cell
-from thermocline.flags import add_url
 
 SUMMARY = "release a pin before it expires"
 
@@ -19,14 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", type=argument_types.name, help="name of the pin, as `ls --pins` lists it"
     )
-    add_url(parser, "unpin through this gateway, under its admin key", default=None)
-    gateway_client.add_key(
-        parser, "--admin-key", "ADMIN_KEY", "the gateway's --admin-key, where `thermocline up` made none"
-    )
+    gateway_client.add_gateway(parser, "unpin")
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Unpin, and wait until it is so."""
+    """Remove the pin, and wait until the scheduler or gateway confirms it."""
     if arguments.url:
         headers = gateway_client.admin_headers(arguments.url, arguments.admin_key)
         async with gateway_client.client(arguments.url, headers) as http:

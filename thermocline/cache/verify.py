@@ -20,7 +20,7 @@ CHUNKS_A_CALL = 256
 
 @dataclass(slots=True)
 class Report:
-    """What was found on one storage's disk."""
+    """The result for one storage's disk; ``bad`` describes each bad chunk."""
 
     storage: str
     checked: int = 0
@@ -28,6 +28,7 @@ class Report:
     bad: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        """Return the totals on one line."""
         return f"{self.storage}: {self.checked:,} chunks checked, {size(self.nbytes)}, {len(self.bad):,} bad"
 
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> bool:
-    """Check and report; False when something was bad."""
+    """Check the disks and print a report; return False when a chunk was bad. Raises NotFound for an unknown storage."""
     async with watched(broker_of(arguments)) as (calls, bar):
         storages = sorted((await calls.status()).storages)
         if arguments.storage is not None:
@@ -59,7 +60,7 @@ async def run(arguments: argparse.Namespace) -> bool:
 
 
 async def scrubbed(calls: CacheCalls, storage: str, bar: Bar) -> Report:
-    """Check the whole disk of one storage."""
+    """Check the whole disk of one storage, CHUNKS_A_CALL chunks per call."""
     report, after = Report(storage), ""
     while True:
         found = await calls.scrub(storage, after=after, max_chunks=CHUNKS_A_CALL)

@@ -27,9 +27,9 @@ from thermocline.flags import add_json, check_writable
 from thermocline.supervisor.leftovers import reap_dead_cells
 from thermocline.supervisor.records import runs_dir
 
-_DESCRIPTION = """Start a whole cell, load it through its HTTP API, and hurt it: processes die, stand still and come
-back, connections to the broker stall, break and are refused, the disk fills up and rots. Every answer is compared with
-that of the same request without faults. A seed decides which faults come and when."""
+_DESCRIPTION = """Start a whole cell, load it through its HTTP API, and inject faults: processes die, freeze and come
+back, connections to the broker stall, break and are refused, the disk fills up and chunks are damaged. Every answer is
+compared with that of the same request without faults. A seed decides which faults come and when."""
 
 
 def parser() -> ArgumentParser:
@@ -42,7 +42,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--minutes", type=float, metavar="X", help="stop after X minutes")
     made.add_argument("--workers", type=int, default=2, metavar="N", help="workers of the cell")
     made.add_argument(
-        "--schedulers", type=int, default=1, metavar="N", help="schedulers of the cell; all but one stand by"
+        "--schedulers", type=int, default=1, metavar="N", help="schedulers of the cell; all but one are standbys"
     )
     made.add_argument(
         "--requests-per-s", type=float, default=4.0, metavar="R", help="open loop: requests a second, on average"
@@ -65,7 +65,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 nothing was noticed, 1 something was, or the cell failed, 2 bad flags."""
+    """Run. Exit codes: 0 no violation, 1 a violation, a failed cell or an interruption, 2 bad flags."""
     options = parser().parse_args(with_new_json(sys.argv[1:] if argv is None else argv, "thermocline chaos"))
     console = Console(soft_wrap=True, stderr=options.json)
     try:

@@ -1,7 +1,7 @@
-"""Holds an answer, while it comes, against the one that is known to be right. Pure.
+"""Compares an answer, while it arrives, with the known right answer. Pure.
 
 A stream must have every token once, in order and unchanged, then one reason to end, then at most its usage, and
-``[DONE]`` once. Whatever an answer that breaks off had until then must be the beginning of the right one.
+``[DONE]`` once. An answer that breaks off must be a prefix of the right one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from thermocline.chaos.workload import Known
 
 
 class WrongAnswer(Exception):
-    """What a client must never see; the message says where the answer went wrong."""
+    """An answer that no client may get; the message says where it differs."""
 
 
 class AnswerCheck:
-    """One answer. Each method raises WrongAnswer."""
+    """The check of one answer. Each method raises WrongAnswer at the first difference."""
 
     def __init__(self, known: Known) -> None:
+        """Expect ``known``, from its first token on."""
         self._known = known
         self._tokens: list[int] = []
         self._text: list[str] = []
@@ -27,16 +28,16 @@ class AnswerCheck:
 
     @property
     def received(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return len(self._tokens)
 
     @property
     def is_done(self) -> bool:
-        """Whether the stream was closed as it should be."""
+        """Whether :meth:`done` has accepted the whole answer."""
         return self._is_done
 
     def event(self, event: dict[str, Any]) -> int:
-        """Take one event of a stream (or a whole answer); returns how many tokens it brought."""
+        """Check one event of a stream, or a whole answer; return its number of tokens."""
         if self._is_done:
             raise WrongAnswer("something follows [DONE]")
         brought = 0
@@ -60,7 +61,8 @@ class AnswerCheck:
         start = len(self._tokens)
         expected = list(self._known.token_ids[start : start + len(token_ids)])
         if token_ids != expected:
-            at = next((n for n, pair in enumerate(zip(token_ids, expected, strict=False)) if pair[0] != pair[1]), 0)
+            differing = (n for n, pair in enumerate(zip(token_ids, expected, strict=False)) if pair[0] != pair[1])
+            at = next(differing, len(expected))
             raise WrongAnswer(f"token {start + at} differs: {token_ids[at:]} came for {expected[at:]}")
         self._tokens += token_ids
         self._text.append(text)
@@ -68,7 +70,7 @@ class AnswerCheck:
             raise WrongAnswer(f"the text differs around token {start}")
 
     def done(self) -> None:
-        """``[DONE]`` came, or a whole answer was taken: now all of it must be there."""
+        """Check, at ``[DONE]`` or after a whole answer, that the answer is complete."""
         if self._is_done:
             raise WrongAnswer("[DONE] came twice")
         self._is_done = True

@@ -1,4 +1,4 @@
-"""Once the load has ended: everything is given back, on every tier and in every process."""
+"""Checks after the load has ended: every page, request and process has been released, on every tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_S = 0.2
 
 
 def unrest(status: CellStatus) -> list[str]:
-    """Return what still goes on, in words; nothing at rest. Pure."""
+    """Return descriptions of all work and leases that remain; none at rest. Pure."""
     found = [
         f"{count} {what}"
         for what, count in (
@@ -45,7 +45,7 @@ def unrest(status: CellStatus) -> list[str]:
 
 
 async def leftovers(cell: ChaosCell, health: Health, dead_groups: Iterable[int], *, timeout_s: float) -> list[str]:
-    """Wait until the cell is at rest; returns what is still wrong when ``timeout_s`` have passed, in words."""
+    """Wait until the cell is at rest; return descriptions of what is still wrong after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     groups = list(dead_groups)
     since_s = time.monotonic()
@@ -76,7 +76,7 @@ async def _wrong_now(cell: ChaosCell, health: Health, groups: list[int], since_s
 
 
 async def _held(health: Health, name: str) -> list[str]:
-    """Return what a worker or storage itself still holds for a request."""
+    """Return descriptions of the requests that a worker or storage itself still holds."""
     try:
         inventory = await health.inventory(group_of(name), name)
     except ThermoclineError as error:

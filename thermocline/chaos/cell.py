@@ -26,16 +26,21 @@ from thermocline.supervisor.records import CellRecord, ChildRecord, write_record
 from thermocline.supervisor.restarts import RestartPolicy
 from thermocline.supervisor.supervisor import Death, Supervisor
 
-# Whatever dies comes back at once, however often: deaths are the point here.
+# Dead processes are restarted at once, however often: deaths are the point here.
 _RESTARTS = RestartPolicy(initial_delay_s=0.1, factor=1.0, max_restarts=1_000_000)
 _POLL_S = 0.02
 _NATS_UP_S = 30.0
 
 
 class ChaosCell:
-    """Make it on the event loop, :meth:`start` it once, and :meth:`stop` it in any case."""
+    """A cell whose processes and connections can be hurt. Start it once, and :meth:`stop` it in any case."""
 
     def __init__(self, config: SupervisorConfig, runs: Path, on_death: Callable[[Death], None]) -> None:
+        """Resolve ``config``, on the event loop; nothing is started. The cell's record is kept in ``runs``.
+
+        ``on_death`` is called on the event loop for each process that ends before :meth:`stop`. Raises ConfigError for
+        settings with which no cell can start.
+        """
         self._runs = runs
         self._owner = own_identity()
         self._cell: Cell = resolve(config, runs)
@@ -46,19 +51,22 @@ class ChaosCell:
 
     @property
     def base_url(self) -> str:
+        """Address of the gateway, not proxied."""
         return self._cell.base_url
 
     @property
     def nats_url(self) -> str:
-        """The broker itself, past all proxies, for the operator."""
+        """Address of the broker for the operator, not proxied."""
         return self._cell.operator_urls[0]
 
     @property
     def shm_prefix(self) -> str:
+        """First part of the names of all shared segments of this cell."""
         return self._cell.shm_prefix
 
     @property
     def model(self) -> Path:
+        """Folder of the served model."""
         return self._cell.model
 
     @property
@@ -68,27 +76,30 @@ class ChaosCell:
 
     @property
     def logs(self) -> Path:
+        """Folder with one log file per process."""
         return self._cell.logs
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every process, the broker first."""
+        """Names of all processes, the broker first."""
         return tuple(self._supervisor.minded)
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """Names of the workers, running or not."""
         return tuple(name for name in self.names if name.startswith("worker"))
 
     def log(self, name: str) -> Path:
+        """Return the log file of a process. Raises KeyError for an unknown name."""
         return self._supervisor.minded[name].spec.log
 
     def pids(self) -> dict[str, int]:
-        """Return the processes that run now, by name."""
+        """Return the pids of the running processes, by name."""
         minded = self._supervisor.minded
         return {n: m.child.pid for n, m in minded.items() if m.child is not None and not m.child.has_ended}
 
     def gave_up(self) -> str | None:
-        """Which process cannot be kept running, and why; None as long as all can."""
+        """Return which process the supervisor stopped restarting, and why; None while it restarts all."""
         failure = self._supervisor.failure
         return None if failure is None else f"{failure.name}: {failure.reason}"
 
@@ -113,13 +124,13 @@ class ChaosCell:
             raise Unavailable(f"the cell was not ready within {timeout_s:.0f} s; see {cell.logs}") from None
 
     def _behind(self, proxy: Proxy, name: str) -> ChildSpec:
-        """Return the process's own specification, with the proxy's address where the broker's was."""
+        """Return the specification of a process, with the proxy's address in place of the broker's."""
         moved = dataclasses.replace(self._cell, nats_urls=(proxy.url,))
         spec = next(spec for spec in service_children(moved) if spec.name == name)
         return dataclasses.replace(spec, env={**spec.env, **SERVICE_ENVIRONMENT})
 
     async def signal(self, name: str, number: signal.Signals, *, timeout_s: float = 60.0) -> int:
-        """Signal the process once it runs; returns its pid. Raises Unavailable if it does not come back in time."""
+        """Send a signal to the process once it runs; return its pid. Raises Unavailable if it does not run in time."""
         ended = 0
         while True:
             pid = await self.running_pid(name, other_than=ended, timeout_s=timeout_s)
@@ -139,7 +150,7 @@ class ChaosCell:
         return pid
 
     async def stop(self) -> None:
-        """Let all processes go on, then stop them in order."""
+        """Heal all proxies and resume stopped processes, then end them in order."""
         for proxy in self.proxies.values():
             proxy.heal()
         for pid in self.pids().values():
@@ -156,7 +167,7 @@ class ChaosCell:
         clean_up(self._record(), self._runs)
 
     def _record(self) -> CellRecord:
-        """So that the next start clears up after us if we are killed."""
+        """Return the record from which the next start cleans up if this process is killed."""
         minded = self._supervisor.minded
         return CellRecord(
             owner_pid=self._owner[0],

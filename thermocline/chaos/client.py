@@ -16,12 +16,12 @@ from thermocline.chaos.workload import Known
 Ending = Literal["answered", "left", "error", "wrong"]
 
 GAP_S = 0.25
-"""Shorter pauses between two events of a stream are not written down."""
+"""Shorter pauses between two events of a stream are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a client asks: streaming, going away after so many tokens, with a deadline."""
+    """How a client behaves: it streams, disconnects after ``leaves_after`` tokens, or sets a deadline."""
 
     is_stream: bool
     leaves_after: int | None = None
@@ -30,7 +30,7 @@ class Manner:
 
 @dataclass(slots=True)
 class Reply:
-    """What came of one attempt. Times are seconds of ``time.monotonic``; a gap is (when it began, how long)."""
+    """The result of one attempt. Times are seconds of ``time.monotonic``; a gap is (start, length)."""
 
     ending: Ending
     started_s: float
@@ -43,7 +43,7 @@ class Reply:
 
 
 async def ask(client: httpx.AsyncClient, known: Known, manner: Manner) -> Reply:
-    """Ask once. Never raises for what a server or a network may do."""
+    """Send one request and check its answer. Faults of the server or network are in the reply and never raised."""
     reply = Reply("answered", time.monotonic())
     check = AnswerCheck(known)
     body = dict(known.body)
@@ -123,7 +123,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def error_of(response: httpx.Response) -> ClientError:
-    """Return the typed error of an unwanted response."""
+    """Return the API's error in a response whose status is not 200."""
     try:
         body = response.json()
     except ValueError:

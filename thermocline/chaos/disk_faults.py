@@ -1,8 +1,8 @@
-"""Damage to chunks on the disk while the storage runs, and a disk that takes no more. Any user can do all of it.
+"""Damage to chunks on the disk while the storage runs, and a full disk. None of it needs privileges.
 
-A full disk is made with the kernel's bound on file sizes (``RLIMIT_FSIZE``), set from outside on the running storage:
+A full disk is simulated by the kernel's bound on file sizes (``RLIMIT_FSIZE``), set on the running storage:
 a write of a chunk is cut off half way and then fails, as on a full disk, though with EFBIG in place of ENOSPC. A file
-system of its own that could really be full takes privileges.
+system that is really full would need privileges to mount.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from thermocline.chaos.plan import Kind
 
 FULL_AT_BYTES = 128 * 1024
-"""No file may grow beyond it on a full disk. A chunk of the bundled models is larger, in either form."""
+"""Largest size of a file on a full disk. A chunk of the bundled models is larger, in either form."""
 
 _BLOCK = 512
 
 
 def chunk_files(disk: Path) -> list[Path]:
-    """Every chunk on the disk, by name."""
+    """Return the files of all chunks on the disk, sorted by path."""
     return sorted((disk / "chunks").glob("*/*/*/*.chunk"))
 
 
 def damage(disk: Path, kind: Kind, draw: int) -> str:
-    """Damage some chunks of those that are there and say what was done. Kinds: flip, truncate, delete, swap."""
+    """Damage up to 6 chunks on the disk, chosen by ``draw``; return how many. Kinds: flip, truncate, delete, swap."""
     rng = random.Random(draw)
     files = chunk_files(disk)
     chosen = rng.sample(files, min(len(files), rng.randint(2, 6)))
@@ -61,7 +61,7 @@ def _damage_one(path: Path, kind: Kind, rng: random.Random) -> bool:
 
 
 def _swap(one: Path, other: Path) -> bool:
-    """Let each of two chunks have the other's bytes: each is whole, and under the wrong name."""
+    """Exchange the contents of two chunks: each is whole, and under the wrong name."""
     aside = one.with_suffix(".swapped")
     try:
         one.rename(aside)
@@ -74,9 +74,9 @@ def _swap(one: Path, other: Path) -> bool:
 
 
 def fill(pid: int, log: Path) -> None:
-    """From now on no write of this process goes beyond FULL_AT_BYTES of a file.
+    """Make every write of this process beyond FULL_AT_BYTES of a file fail from now on.
 
-    Its log is a file too, though where it really runs it would be a pipe: what is in it moves aside first.
+    Its log is a file too (in production it is a pipe), so the log's contents are moved aside first.
     """
     with log.open("rb+") as file, log.with_suffix(".earlier.log").open("ab") as earlier:
         earlier.write(file.read())
@@ -86,6 +86,6 @@ def fill(pid: int, log: Path) -> None:
 
 
 def make_room(pid: int) -> None:
-    """Take the bound away again."""
+    """Remove the bound of :func:`fill`."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))

@@ -1,9 +1,9 @@
-"""The right answers: each request is asked of the cell before anything happens to it, without caches and then with.
+"""The right answers: each request is sent to the cell before any fault, first without caches and then with.
 
-Every answer that faults disturb is held against these. Logits differ in their last bits from one shape of a batch to
-another, so a token can truly be undecided: a greedy one between two that are equally likely, a drawn one at the
-boundary of two. Such requests are left out: greedy ones by the gap between their two likeliest tokens, others when
-the two passes, whose batches differ, do not agree.
+All answers under faults are compared with these. Logits differ in their last bits between shapes of batches, so a
+token can be undecided: a greedy one between two that are equally likely, a drawn one at the boundary of two. Such
+requests are left out: greedy ones by the gap between their two likeliest tokens, others when the two passes, whose
+batches differ, do not agree.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from shared.errors import InternalError
 from thermocline.chaos.workload import Conversation, Known, Script, body_of
 
 LEAST_GAP = 1e-3
-"""Between the logprobs of the two likeliest tokens. Differences by batch shape are a hundredth of it in float32."""
+"""Least gap between the logprobs of the two likeliest tokens; batch shapes change a hundredth of it in float32."""
 
 MOST_DIFFERING = 0.05
-"""If more of the drawn answers differed between the two passes, it would not be by chance."""
+"""Largest share of answers that may differ between the two passes; more would not be chance."""
 
 _AT_ONCE = 6
 
 
 @dataclass(slots=True)
 class Expectations:
-    """``close`` and ``differing`` count what was left out: greedy requests by their gap, and drawn ones."""
+    """Conversations with known answers. ``close`` greedy and ``differing`` drawn requests were left out."""
 
     conversations: list[Conversation] = field(default_factory=list)
     asked: int = 0
@@ -37,14 +37,14 @@ class Expectations:
 
     @property
     def known(self) -> int:
-        """Requests whose answers are known."""
+        """Number of requests with known answers."""
         return sum(len(conversation.asks) for conversation in self.conversations)
 
 
 async def known_answers(client: httpx.AsyncClient, model: str, scripts: list[Script]) -> Expectations:
-    """Ask every script twice and keep what is decided.
+    """Send every script twice and keep the turns whose answers are decided.
 
-    Raises InternalError if the cache changes an answer that is decided, and httpx.HTTPError.
+    Raises InternalError if the cache changes a decided answer or no answer is decided, and httpx.HTTPError.
     """
     gate = asyncio.Semaphore(_AT_ONCE)
     found = Expectations()
@@ -102,7 +102,7 @@ def _parts(choice: dict[str, Any]) -> tuple[tuple[int, ...], str, str]:
 
 
 def _is_decided(choice: dict[str, Any], temperature: float) -> bool:
-    """Whether every greedy token was clearly the likeliest; of drawn ones this says nothing."""
+    """Return whether every greedy token was clearly the likeliest; always True for drawn ones."""
     if temperature > 0:
         return True
     logprobs = choice["logprobs"]

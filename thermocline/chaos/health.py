@@ -1,4 +1,4 @@
-"""Whether each part of the cell serves, asked from outside a few times a second."""
+"""Polls from outside, a few times a second, whether each part of the cell serves."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _CALL_S = 2.0
 
 
 class Health:
-    """Polls between :meth:`start` and :meth:`close`. Times are ``time.monotonic`` seconds at which a poll began."""
+    """Results of polls between :meth:`start` and :meth:`close`. Times are when polls began (``time.monotonic``)."""
 
     def __init__(self, base_url: str, nats_url: str) -> None:
+        """Take the addresses to poll: the gateway's, and the broker's, through which the scheduler is asked."""
         self.status: CellStatus | None = None
         self.status_s = 0.0
         self.ready_s = 0.0
@@ -38,6 +39,7 @@ class Health:
         self._tasks = [asyncio.create_task(self._poll_status()), asyncio.create_task(self._poll_gateway())]
 
     async def close(self) -> None:
+        """Stop polling and disconnect from the broker."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -45,13 +47,13 @@ class Health:
             await self._bus.close()
 
     async def inventory(self, service: str, name: str) -> Inventory:
-        """Return what a worker or storage reports that it holds. Raises Unavailable."""
+        """Return the inventory that a worker or storage reports. Raises Unavailable."""
         assert self._bus is not None
         data = await self._bus.call(subjects.rpc(service, "inventory", name), encode(GetInventory()), timeout_s=_CALL_S)
         return decode(data, Inventory)
 
     async def until_serving(self, target: str, since_s: float, *, not_incarnation: str = "") -> None:
-        """Wait until ``target`` is seen to serve by a poll that began after ``since_s``; the caller bounds the wait.
+        """Wait until a poll that began after ``since_s`` finds ``target`` serving; the caller bounds the wait.
 
         A worker or storage serves when the scheduler lists it, under another incarnation than ``not_incarnation``.
         """
@@ -59,7 +61,7 @@ class Health:
             await self._polled.wait_for(lambda: self._is_serving(target, since_s, not_incarnation))
 
     def incarnation(self, target: str) -> str:
-        """Under which the scheduler last listed a worker or storage; "" for others."""
+        """Return the incarnation in the scheduler's latest list of a worker or storage; "" for others."""
         if self.status is None:
             return ""
         if group_of(target) == "storage":

@@ -1,4 +1,4 @@
-"""Does one fault to the running cell, and undoes it where it has an end."""
+"""Injects one fault into the running cell, and ends it where it has a duration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thermocline.chaos.plan import Fault
 
 
 async def inject(cell: ChaosCell, fault: Fault, *, back_s: float) -> str:
-    """Do ``fault`` and return when it is over, but for what takes its time to recover; says what was hit.
+    """Inject ``fault`` and wait until it is over, though not for recovery; return what was hit.
 
-    A process that is told to end has ``back_s`` seconds until its successor runs.
+    After a kill or restart the successor must run within ``back_s`` seconds.
 
     Raises Unavailable if the process that died does not come back, and OSError if the system refuses.
     """
@@ -74,7 +74,7 @@ async def _full_disk(cell: ChaosCell, fault: Fault) -> str:
 
 
 def _unless_gone(undo: Callable[[], None]) -> None:
-    """Undo what was done to a process, if there still is one."""
+    """Undo what was done to a process, unless it has ended."""
     try:
         undo()
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Steady load: conversations begin at random times, whatever became of those before (open loop), up to a bound."""
+"""Steady load: conversations begin at random times, independent of earlier ones (open loop), up to a bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_REPLIES = 500_000
 
 @dataclass(slots=True)
 class Tally:
-    """What clients saw. Replies hold only the attempts that were answered by a stream."""
+    """What clients saw. ``streams`` holds the attempts with a TTFT; ``held_back`` counts skipped arrivals."""
 
     endings: Counter[str] = field(default_factory=Counter)
     excused: Counter[str] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ class Tally:
 
 
 class Load:
-    """``complain`` is told of what must not happen: what it is, and what was seen."""
+    """The clients of a run."""
 
     def __init__(
         self,
@@ -53,6 +53,14 @@ class Load:
         workers: int,
         origin_s: float,
     ) -> None:
+        """Take the conversations to hold with the gateway at ``base_url``; no request is sent before :meth:`run`.
+
+        ``requests_per_s`` is the mean rate, later turns of conversations included. An arrival beyond ``max_in_flight``
+        open conversations is skipped. ``complain`` is called with the kind of each violation and what was seen.
+        ``windows`` has the faults that may excuse an error, in seconds since ``origin_s`` (``time.monotonic``);
+        ``workers`` is the number of workers in the cell. ``seed`` decides arrivals, conversations and how clients
+        behave.
+        """
         self.tally = Tally()
         self.in_flight = 0
         self._base_url = base_url
@@ -66,7 +74,7 @@ class Load:
         self._origin_s = origin_s
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ask until ``stop``, then wait for the answers that are due."""
+        """Send requests until ``stop``, then wait for the outstanding answers."""
         # A connection for each request, as clients behind many load balancers have: no request may inherit
         # another's broken one.
         limits = httpx.Limits(max_connections=self._max_in_flight + 4, max_keepalive_connections=0)
@@ -100,7 +108,7 @@ class Load:
             self.in_flight -= 1
 
     async def _until_answered(self, client: httpx.AsyncClient, known: Known, rng: random.Random) -> bool:
-        """Ask, and again where an error tells a client to. Returns whether the conversation can go on."""
+        """Send a request, and retry where an error allows it; return whether the conversation can go on."""
         manner = _manner(rng, len(known.token_ids))
         first_s = time.monotonic()
         attempt = 0
@@ -143,13 +151,13 @@ class Load:
 
 
 def _retry_in_s(rng: random.Random, attempt: int, error: ClientError) -> float:
-    """As ordinary clients have it: twice as long each time, spread out, and never sooner than the server asks for."""
+    """Return an exponential backoff in seconds with jitter, at least as long as the server asked for."""
     backoff_s = min(_MOST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(attempt, 16)) * rng.uniform(0.5, 1.0)
     return max(backoff_s, float(min(error.retry_after_s or 0, PATIENCE_S)))
 
 
 def _manner(rng: random.Random, tokens: int) -> Manner:
-    """Most clients stream; some go away in the middle, some have a deadline that is long or too short."""
+    """Draw a manner: most clients stream, some disconnect half-way, some set a deadline, long or too short."""
     is_stream = rng.random() < 0.75
     leaves = is_stream and tokens > 2 and rng.random() < 0.12
     has_deadline = rng.random() < 0.12

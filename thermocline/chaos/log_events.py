@@ -1,4 +1,4 @@
-"""What the cell's processes logged as errors, and which of that no fault can explain. Pure but for reading files."""
+"""Errors in the logs of the cell's processes, and those that no fault can explain. Pure but for reading files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A broker that is away may end a process, which says so; nothing may bring out a defect of our own.
+# A lost broker may end a process, which logs it; no fault may cause one of these.
 _NEVER = (
     "InvariantViolated",
     "IllegalTransition",
@@ -28,14 +28,14 @@ _MAX_BYTES = 256 * 1024**2
 
 @dataclass(slots=True)
 class LogEvents:
-    """``errors`` counts events of level error by process and name; ``defects`` are lines that must not be."""
+    """``errors`` counts events of level error by process and event; ``defects`` are lines that no fault explains."""
 
     errors: Counter[str] = field(default_factory=Counter)
     defects: list[str] = field(default_factory=list)
 
 
 def look_through(logs: Iterable[Path]) -> LogEvents:
-    """Read whole logs of our own processes (the broker's are its own affair)."""
+    """Read the logs of all processes but the broker, at most 256 MiB of each."""
     events = LogEvents()
     for path in sorted(logs):
         if path.name.startswith("nats"):

@@ -10,17 +10,17 @@ WARM_UP_S = 60.0
 """Caches of allocators, interpreters and libraries fill in the first minute of a process's life."""
 
 LEAST_LIFE_S = 150.0
-"""Of a shorter life nothing can be said."""
+"""Processes with a shorter life are not judged."""
 
 MOST_GROWTH_BYTES = 24 * 2**20
-"""Between the first quarter after the warm-up and the last. Every request's tokens would be more within minutes."""
+"""Allowed from the first quarter after the warm-up to the last. Keeping each request's tokens would soon exceed it."""
 
 Samples = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """``slope`` is the least-squares line through all samples after the warm-up, in bytes a second."""
+    """Growth after the warm-up. ``slope`` is that of a least-squares line through all samples, in bytes a second."""
 
     seconds: float
     first_bytes: int
@@ -29,11 +29,12 @@ class Growth:
 
     @property
     def is_flat(self) -> bool:
+        """Whether the memory grew by MOST_GROWTH_BYTES at most."""
         return self.last_bytes - self.first_bytes <= MOST_GROWTH_BYTES
 
 
 def growth(samples: Samples) -> Growth | None:
-    """How one process's memory went, by the medians of the first and the last quarter; None for a short life."""
+    """Return the growth between the medians of the first and last quarter; None for a short life."""
     if not samples or samples[-1][0] - samples[0][0] < LEAST_LIFE_S:
         return None
     warm = [sample for sample in samples if sample[0] >= samples[0][0] + WARM_UP_S]

@@ -1,4 +1,4 @@
-"""Everything that a run showed, as the report takes it."""
+"""The results of a run, from which the report is made."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from thermocline.chaos.verdicts import Windows
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that a report is made of. ``recovery_s`` is by kind and group: from fault to serving again.
+    """The results of a run. ``recovery_s`` holds the seconds from fault to serving again, by kind and group.
 
-    ``origin_s`` is when the load began (``time.monotonic``), from which windows count their seconds.
+    ``memory`` has samples of (seconds, bytes) by name and pid. ``origin_s`` is when the load began
+    (``time.monotonic``); windows count their seconds from it.
     """
 
     settings: ChaosSettings

@@ -1,4 +1,4 @@
-"""Which faults hit whom, when and for how long. Pure: all of it follows from a seed."""
+"""The faults of a run: kind, target, time and duration. Pure: all of it follows from a seed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Direction = Literal["to_broker", "from_broker"]
 DISK_KINDS: frozenset[Kind] = frozenset({"disk_full", "flip", "truncate", "delete", "swap"})
 PROCESS_KINDS: frozenset[Kind] = frozenset({"kill", "restart", "stop_short", "stop_long"})
 
-# How often each kind hits each group of processes, in parts. Workers come and go most often in real cells. A broker
-# that dies takes all along for a while, so it does so seldom enough that there is a cell between two deaths.
+# How often each kind hits each group of processes, in parts. Workers come and go most often in real cells. A dead
+# broker stops the whole cell for a while, so its deaths are rare enough that the cell serves in between.
 WEIGHTS: tuple[tuple[Kind, str, int], ...] = (
     ("kill", "worker", 12),
     ("kill", "scheduler", 8),
@@ -70,10 +70,10 @@ PAUSE_S = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``at_s`` counts from the first request; ``seconds`` is how long it lasts where it lasts at all.
+    """One fault. ``at_s`` counts from the first request; ``seconds`` is its duration, 0 if it has none.
 
-    ``direction`` says which way a stalled connection is deaf. ``draw`` seeds what can be chosen only when it
-    happens, such as which of the chunks that exist then are damaged.
+    ``direction`` is the way that a stalled connection holds back. ``draw`` seeds what can be chosen only when it
+    happens, such as which of the existing chunks are damaged.
     """
 
     index: int
@@ -85,23 +85,24 @@ class Fault:
     draw: int = 0
 
     def __str__(self) -> str:
+        """Return kind, target and duration, such as ``stall to_broker worker-0 for 1.2 s``."""
         lasts = f" for {self.seconds:.1f} s" if self.seconds else ""
         way = f" {self.direction}" if self.kind in ("stall", "swallow") else ""
         return f"{self.kind}{way} {self.target}{lasts}"
 
 
 def group_of(name: str) -> str:
-    """Return the kind of process that ``worker-3`` or ``scheduler`` is."""
+    """Return the kind of process, such as ``worker`` for ``worker-3``."""
     return name.partition("-")[0]
 
 
 def draw_plan(
     seed: int, count: int, names: Sequence[str], *, heartbeat_lost_s: float, pause_s: float = PAUSE_S
 ) -> tuple[Fault, ...]:
-    """``count`` faults for the processes ``names``, in order of time.
+    """Draw ``count`` faults for the processes ``names``, in order of time.
 
     A long stop is longer than ``heartbeat_lost_s``, after which a silent process counts as dead; a short one is
-    well within it.
+    at most half as long.
     """
     rng = random.Random(f"chaos-plan-{seed}")
     choices = [(kind, group) for kind, group, _ in WEIGHTS]
@@ -139,7 +140,7 @@ def _duration_s(rng: random.Random, kind: Kind, heartbeat_lost_s: float) -> floa
         case "delay" | "disk_full":
             return rng.uniform(1.0, 6.0)
         case "stall" | "swallow" | "refuse":
-            # Both sides of the limit: some are taken for dead, others only wait.
+            # On both sides of the limit: some processes count as dead, others only wait.
             return rng.uniform(0.2, 2.0) * heartbeat_lost_s
         case _:
             return 0.0

@@ -24,7 +24,7 @@ class ProcessFacts:
 
 
 def facts_of(pid: int) -> ProcessFacts | None:
-    """None if there is no such process."""
+    """Read ``/proc/<pid>/stat``; return None if there is no such process."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -35,28 +35,28 @@ def facts_of(pid: int) -> ProcessFacts | None:
 
 
 def all_facts() -> list[ProcessFacts]:
-    """Every process, by pid."""
+    """Return the facts of every process on the machine, in order of pids."""
     pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
     return [facts for facts in map(facts_of, pids) if facts is not None]
 
 
 def zombies() -> list[int]:
-    """Children of this process, or of its children, that ended and were not waited for."""
+    """Return the pids of children and grandchildren of this process that ended and were not waited for."""
     found = all_facts()
     mine = {facts.pid for facts in found if facts.parent == os.getpid()}
     return [f.pid for f in found if f.state == "Z" and (f.parent == os.getpid() or f.parent in mine)]
 
 
 def survivors(groups: Iterable[int], living: Iterable[int]) -> list[int]:
-    """Return processes in the process groups of dead children: what they started and did not end."""
+    """Return the pids in process groups of dead children: processes that they started and did not end."""
     dead = set(groups) - set(living)
     return [facts.pid for facts in all_facts() if facts.group in dead and facts.state != "Z"]
 
 
 def private_bytes(pid: int) -> int | None:
-    """Resident memory that the process does not share, swapped or not; None if it is gone.
+    """Return the private memory of a process in bytes, swapped or not; None if it is gone.
 
-    Pools in shared memory are left out: they are as large as they were made, and resident once they were touched.
+    Pools in shared memory are left out: their size is fixed, and they are resident once touched.
     """
     try:
         lines = (_PROC / str(pid) / "status").read_text(encoding="ascii", errors="replace").splitlines()
@@ -69,10 +69,10 @@ def private_bytes(pid: int) -> int | None:
 
 
 def segments(prefix: str) -> list[str]:
-    """Names of the cell's shared segments."""
+    """Return the sorted names of the cell's shared segments."""
     return sorted(path.name for path in SHM_DIRECTORY.iterdir() if path.name.startswith(prefix + "."))
 
 
 def orphaned_segments(prefix: str) -> list[str]:
-    """Those of them whose owner is dead."""
+    """Return the names of the cell's shared segments whose owner is dead."""
     return [name for name in segments(prefix) if (parsed := parse_segment_name(name)) and not parsed.owner_is_alive()]

@@ -1,7 +1,7 @@
-"""A TCP proxy between one process and the broker, which can be made slow, deaf or absent.
+"""A TCP proxy between one process and the broker, which can delay, stall, drop and refuse.
 
-What is read is forwarded in order and unchanged. While a direction is stalled nothing of it is read, so the sender's
-buffers fill as those of a real one would. Memory is bounded by one read a direction and connection.
+Bytes are forwarded in order and unchanged. A stalled direction is not read, so the sender's buffers fill as with a
+real stall. Memory is bounded by one read per direction and connection.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _CONNECT_S = 2.0
 
 
 class Proxy:
-    """Listens on a free port of the loopback interface for one process. All times are seconds."""
+    """A listener for one process on a free port of the loopback interface. All times are seconds."""
 
     def __init__(self, name: str, target_port: int) -> None:
+        """Forward for the process ``name`` to ``target_port``, the broker's; ``port`` is 0 before :meth:`start`."""
         self.name = name
         self.port = 0
         self.is_refusing = False
@@ -36,16 +37,16 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """What the process is told in place of the broker's address."""
+        """Address that the process gets in place of the broker's."""
         return f"nats://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen from now on."""
+        """Listen, and set ``port``."""
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=_READ_BYTES)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Cut everything and listen no more."""
+        """Stop listening and reset every connection."""
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -54,11 +55,11 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stall(self, direction: Direction) -> None:
-        """Hold back what goes that way until :meth:`heal`; nothing is lost."""
+        """Hold back all bytes in that direction until :meth:`heal`; none are lost."""
         self._open[direction].clear()
 
     def swallow(self, direction: Direction) -> None:
-        """Drop what goes that way. A connection that lost bytes is of no use afterwards: :meth:`heal` cuts it."""
+        """Drop all bytes in that direction until :meth:`heal`, which resets the connections: they have lost bytes."""
         self._swallowing.add(direction)
 
     def cut(self) -> None:
@@ -68,7 +69,7 @@ class Proxy:
             _reset(writer)
 
     def heal(self) -> None:
-        """Be a plain proxy again."""
+        """End all faults and forward again. Connections are reset if bytes may have been dropped."""
         has_lost = bool(self._swallowing)
         self._swallowing.clear()
         self.delay_s = 0.0
@@ -127,7 +128,7 @@ class Proxy:
                 data = await reader.read(_READ_BYTES)
                 if not data:
                     return
-                # It may have become deaf while there was nothing to read.
+                # The direction may have been stalled during the read.
                 await self._open[direction].wait()
                 if direction in self._swallowing:
                     continue

@@ -1,4 +1,4 @@
-"""What a run showed, for people and as plain numbers."""
+"""The report of a run: a table, and plain figures for JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from thermocline.client.figures import quantile
 
 _MIB = 2**20
 _SHARE = 6
-"""Of a run without faults, the first and the last sixth are compared: ten minutes of an hour."""
+"""The first and the last sixth of a run are compared: ten minutes of an hour."""
 
 
 def summary(outcome: Outcome, journal: Journal) -> dict[str, Any]:
-    """Everything as plain numbers. Times are seconds, or milliseconds where they say so."""
+    """Return all figures for JSON. Times are seconds, or milliseconds in names with ``_ms``."""
     tally = outcome.tally
     counters = outcome.counters
     return {
@@ -52,27 +52,27 @@ def summary(outcome: Outcome, journal: Journal) -> dict[str, Any]:
 
 
 def memory(outcome: Outcome) -> dict[str, Growth]:
-    """Return the growth of each process that lived long enough, by name and pid."""
+    """Return the memory growth of each process that lived long enough, by "name pid"."""
     found = {f"{name} {pid}": growth(samples) for (name, pid), samples in sorted(outcome.memory.items())}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def check_memory(outcome: Outcome, journal: Journal) -> None:
-    """Report a process whose memory grew as a violation."""
+    """Record a violation for each process whose memory grew."""
     for name, found in memory(outcome).items():
         if not found.is_flat:
             journal.complain(
                 "memory grew",
                 f"{name} from {found.first_bytes / _MIB:.1f} to {found.last_bytes / _MIB:.1f} MiB in "
                 f"{found.seconds:.0f} s, {found.slope * 3600 / _MIB:.1f} MiB an hour; "
-                f"{MOST_GROWTH_BYTES // _MIB} MiB are the bound",
+                f"the bound is {MOST_GROWTH_BYTES // _MIB} MiB",
             )
 
 
 def pauses_on_worker_loss(outcome: Outcome) -> list[float]:
-    """Return the longest pause, seconds, of each stream that went on while a worker died or was taken for dead.
+    """Return the longest pause in seconds of each stream during the loss of a worker.
 
-    Which worker a stream came from a client cannot know, so a stream without a pause worth noting is not counted.
+    A client cannot know which worker served a stream, so streams without a recorded pause are not counted.
     """
     losses = [
         window
@@ -95,7 +95,7 @@ def pauses_on_worker_loss(outcome: Outcome) -> list[float]:
 
 
 def _ttft(outcome: Outcome) -> dict[str, float]:
-    """Of all streams, and of those in the first and in the last sixth of the time."""
+    """Return TTFT percentiles in seconds: of all streams, and of those in the first and the last sixth."""
     streams = sorted(outcome.tally.streams, key=lambda reply: reply.started_s)
     if not streams:
         return {}
@@ -131,7 +131,7 @@ def _growth_figures(found: Growth) -> dict[str, float]:
 
 
 def print_summary(console: Console, figures: dict[str, Any]) -> None:
-    """Print a table for people."""
+    """Print the figures of :func:`summary` as a table."""
     table = Table(title=f"Chaos, seed {figures['seed']}", show_header=False)
     table.add_row("faults", f"{figures['faults']} in {figures['seconds']:.0f} s")
     ended = ", ".join(f"{count} {ending}" for ending, count in figures["endings"].items())
@@ -141,14 +141,14 @@ def print_summary(console: Console, figures: dict[str, Any]) -> None:
     table.add_row("errors that a fault excuses", excused or "none")
     table.add_row("retried by clients", str(figures["retried"]))
     table.add_row("resumed at another worker", str(figures["requests_resumed"]))
-    table.add_row("schedulers that were active in turn", str(figures["scheduler_epochs"]))
+    table.add_row("schedulers active in turn", str(figures["scheduler_epochs"]))
     pause = figures["stream_pause_s_on_worker_loss"]
     table.add_row(
         "pauses of streams, worker lost", f"{pause['count']}: p50 {pause['p50']:.2f} s, p99 {pause['p99']:.2f} s"
     )
     for kind, spread in figures["recovery_s"].items():
         table.add_row(
-            f"well again after {kind}", f"{spread['count']}: p50 {spread['p50']:.1f} s, max {spread['max']:.1f} s"
+            f"recovery after {kind}", f"{spread['count']}: p50 {spread['p50']:.1f} s, max {spread['max']:.1f} s"
         )
     ttft = figures["ttft_ms"]
     if ttft:

@@ -1,4 +1,4 @@
-"""One run: a cell, its right answers, then load and faults round by round, with a look at what is left after each."""
+"""One run: a cell, its right answers, then rounds of load and faults, with a check at rest after each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from thermocline.supervisor.supervisor import Death
 
 LEAST_RECOVERY_S = 60.0
 RECOVERY_BY_START = 4.0
-"""Whatever was hit serves again after the fault within a minute, or four times what the whole cell took to start: where
-loading PyTorch takes a minute, because the cores are busy, no process comes back sooner.
+"""A target must serve again within a minute after the fault, or four times the start of the whole cell if that is
+longer: on busy cores loading PyTorch alone can take a minute.
 """
 
 _AT_ONCE = 3
@@ -38,9 +38,13 @@ _MAX_SAMPLES = 4096
 
 
 class Run:
-    """Make it on the event loop and :meth:`go` once."""
+    """One run and its state. Make it on the event loop, and call :meth:`go` once."""
 
     def __init__(self, settings: ChaosSettings, folder: Path, journal: Journal) -> None:
+        """Resolve the cell, with its data and logs in ``folder``; nothing is started before :meth:`go`.
+
+        ``journal`` is closed by the caller. Raises ConfigError for settings with which no cell can start.
+        """
         self._settings = settings
         self._folder = folder
         self._journal = journal
@@ -51,14 +55,14 @@ class Run:
         self._dead_groups: set[int] = set()
         self._targets: dict[str, asyncio.Lock] = {}
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-        # One worker at least is spared, or on slow machines none would ever run for long enough to answer anybody.
+        # At least one worker is spared; on slow machines none would otherwise run long enough to answer a request.
         self._workers_at_once = asyncio.Semaphore(max(1, settings.workers - 1))
         self._load: Load | None = None
         self._recovery_s = LEAST_RECOVERY_S
         self.outcome = Outcome(settings, Tally(), self._windows)
 
     async def go(self) -> Outcome:
-        """Run; return what was seen. Violations are in the journal. Raises ThermoclineError if it cannot start."""
+        """Run and return the results, violations in the journal. Raises ThermoclineError if the cell cannot start."""
         sampler: asyncio.Task[None] | None = None
         try:
             self._journal.say(f"Starting the cell (logs: {self._cell.logs})")
@@ -126,7 +130,7 @@ class Run:
         self.outcome.seconds = self._journal.now_s
 
     async def _round(self, load: Load, faults: tuple[Fault, ...], start: int, end_s: float, *, is_last: bool) -> None:
-        """Load and some faults; then quiet, and a look at what is left."""
+        """Run load and some faults, then stop the load and check that the cell comes to rest."""
         stop = asyncio.Event()
         asking = asyncio.create_task(load.run(stop))
         try:
@@ -152,7 +156,7 @@ class Run:
         self._journal.say(f"At rest after {start + len(faults)} faults: {found}")
 
     async def _hit(self, fault: Fault) -> None:
-        """One fault, from its beginning to the time at which its target serves again."""
+        """Inject one fault and wait until its target serves again."""
         try:
             async with self._targets[fault.target], self._spared(fault):
                 await self._hit_alone(fault)
@@ -160,7 +164,7 @@ class Run:
             self._at_once.release()
 
     def _spared(self, fault: Fault) -> AbstractAsyncContextManager[object]:
-        """Held while ``fault`` takes a worker away."""
+        """Return a context to hold during ``fault``; it keeps one worker running."""
         takes_worker = fault.kind in PROCESS_KINDS and group_of(fault.target) == "worker"
         return self._workers_at_once if takes_worker else nullcontext()
 
@@ -198,7 +202,7 @@ class Run:
         answered = load.tally.endings["answered"] if load else 0
         self._journal.say(
             f"[{fault.index + 1:4}/{self._settings.faults}] {window.start_s:7.1f} s  {fault}"
-            f"{f' ({detail})' if detail else ''}: well after {took_s:.1f} s; {answered} answered, "
+            f"{f' ({detail})' if detail else ''}: recovered after {took_s:.1f} s; {answered} answered, "
             f"{load.tally.retries if load else 0} retried, {load.in_flight if load else 0} open"
         )
 
@@ -219,7 +223,7 @@ class Run:
         return reason is not None
 
     async def _sample_memory(self) -> None:
-        """Note what each process holds, every now and then; a life has at most _MAX_SAMPLES samples."""
+        """Record the private memory of each process every _SAMPLE_S; beyond _MAX_SAMPLES drop every other sample."""
         while True:
             now_s = self._journal.now_s
             for name, pid in self._cell.pids().items():
@@ -232,7 +236,7 @@ class Run:
             await asyncio.sleep(_SAMPLE_S)
 
     def _look_after_the_end(self) -> None:
-        """All processes are gone: so must be everything that they had."""
+        """Check, after all processes ended, their logs and that no segment or process is left behind."""
         self.outcome.logged = log_events.look_through(self._cell.logs.glob("*.log"))
         for defect in self.outcome.logged.defects[:20]:
             self._journal.complain("defect in a log", defect)
@@ -244,8 +248,10 @@ class Run:
 
 
 def run(settings: ChaosSettings, folder: Path, journal: Journal) -> Outcome:
-    """Run to the end. Raises ThermoclineError if the cell cannot start, httpx.HTTPError if it cannot answer, and
-    KeyboardInterrupt on SIGINT or SIGTERM, once the cell is stopped.
+    """Run chaos to its end.
+
+    Raises ThermoclineError if the cell cannot start, httpx.HTTPError if it cannot answer, and KeyboardInterrupt on
+    SIGINT or SIGTERM, once the cell is stopped.
     """
 
     async def body() -> Outcome:

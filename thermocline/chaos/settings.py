@@ -1,4 +1,4 @@
-"""What a run of ``thermocline chaos`` is asked to do, and the small cell that it does it to."""
+"""Settings of one run of ``thermocline chaos``, and of its small cell."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SERVICE_ENVIRONMENT = {
     "THERMOCLINE_HEARTBEAT_LOST_MS": str(int(HEARTBEAT_LOST_S * 1000)),
     "THERMOCLINE_SNAPSHOT_EVERY_INPUTS": "500",
     "THERMOCLINE_SNAPSHOT_EVERY_MS": "5000",
-    # The scheduler looks over its own shoulder.
+    # The scheduler checks its invariants.
     "THERMOCLINE_CHECK_INVARIANTS_EVERY": "25",
     # A gateway that was stopped for a while soon notices which tokens it lacks.
     "THERMOCLINE_PROBE_MS": "2000",
-    # A stream may wait for as long as workers take to start, which on busy cores is minutes. Who waits for longer than
-    # the clients' patience is stuck, and that is for the clients to find.
+    # A stream may wait for as long as workers take to start, which on busy cores is minutes. Clients
+    # themselves report a request that waits for longer than their patience.
     "THERMOCLINE_IDLE_TIMEOUT_MS": "600000",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosSettings:
-    """One run. ``faults`` 0 is steady load without faults for ``minutes``; times are seconds unless they say."""
+    """One run; ConfigError for invalid values. 0 ``faults`` are steady load without faults for ``minutes``."""
 
     seed: int = 1
     faults: int = 60
@@ -45,6 +45,7 @@ class ChaosSettings:
     model: str = ""
 
     def __post_init__(self) -> None:
+        """Check the bounds, and name all faults in one ConfigError."""
         faults = [
             f"--{_FLAGS.get(name, name.replace('_', '-'))} must be at least {least}"
             for name, least in (
@@ -67,7 +68,7 @@ class ChaosSettings:
             raise ConfigError("; ".join(faults))
 
     def cell(self, folder: Path) -> SupervisorConfig:
-        """Return a cell whose pools are far too small for the load, so that all tiers are busy."""
+        """Return a configuration whose pools are far too small for the load, so that all tiers are busy."""
         return SupervisorConfig(
             model=self.model or str(bundled_model() or ""),
             port=0,

@@ -1,7 +1,7 @@
-"""Which errors a client may get, given the faults that were felt meanwhile. Pure.
+"""The errors that a client may get during given faults. Pure.
 
-A worker, a storage, a disk or bad data excuse nothing: no client may notice them. Only what cuts the path between
-the client and the input stream does, and only with an error that tells a client to try again.
+Faults of a worker, a storage, a disk or data excuse nothing: no client may notice them. Only faults on the path from
+the client to the input stream do, and only an error that tells the client to try again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from thermocline.chaos.plan import Fault, group_of
 
 SLACK_S = 5.0
-"""An error may come this long after the cell was well again: it may have been on its way."""
+"""Seconds after recovery during which an error is still excused: it may have been in flight."""
 
 TRANSPORT = "transport"
 SILENCE = "silence"
-"""Codes of what a client notices without being told; no fault excuses silence."""
+"""Codes of errors that the client itself detects; no fault excuses silence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """``code`` is the API's, or ``transport`` where the connection failed. ``status`` is 0 inside a stream."""
+    """An error at a client. ``code`` is the API's, TRANSPORT or SILENCE; ``status`` is 0 inside a stream."""
 
     code: str
     status: int
@@ -30,12 +30,13 @@ class ClientError:
     message: str = ""
 
     def __str__(self) -> str:
+        """Return status, code and message on one line; a status of 0 is shown as ``in stream``."""
         return f"{self.status or 'in stream'} {self.code}: {self.message}"
 
 
 @dataclass(slots=True)
 class Window:
-    """From when to when (seconds of the run) a fault could be felt; it ends when its target serves again."""
+    """The time (seconds of the run) during which a fault could be felt: until its target serves again."""
 
     fault: Fault
     start_s: float
@@ -49,17 +50,18 @@ class Windows:
     all: list[Window] = field(default_factory=list)
 
     def open(self, fault: Fault, now_s: float) -> Window:
+        """Add and return a window that starts now; the caller sets ``end_s`` at recovery."""
         window = Window(fault, now_s)
         self.all.append(window)
         return window
 
     def felt(self, since_s: float, until_s: float) -> list[Fault]:
-        """Return the faults that could be felt at some moment between."""
+        """Return the faults that could be felt at some moment from ``since_s`` to ``until_s``, SLACK_S included."""
         return [w.fault for w in self.all if w.start_s <= until_s and since_s <= w.end_s + SLACK_S]
 
 
 def excuse(error: ClientError, felt: Iterable[Fault], *, has_deadline: bool, workers: int) -> str:
-    """Why a client may get ``error`` while ``felt`` were felt; "" if it may not."""
+    """Return why a client may get ``error`` during the faults ``felt``; "" if it may not."""
     faults = list(felt)
     groups = {group_of(fault.target) for fault in faults}
     if error.code == "deadline_exceeded":

@@ -1,4 +1,4 @@
-"""What is asked: conversations and single questions over documents that many of them share. Pure, given a seed."""
+"""The requests: conversations and single questions over shared documents. Pure, given a seed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a script: what the user says next, and how the answer is drawn.
+    """One request of a script: the user's next message, and how the answer is sampled.
 
-    ``temperature`` 0 is greedy. Sampling keeps few tokens (``top_k``): the fewer boundaries there are between
-    tokens, the more surely the same draw gives the same token, whatever the last bits of the logits are.
+    ``temperature`` 0 is greedy. Sampling keeps few tokens (``top_k``): with fewer boundaries between tokens, the same
+    draw is more likely to give the same token whatever the last bits of the logits are.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Requests that follow one another. A chat has a document as its system message; a completion goes on with it."""
+    """Requests that follow one another. A chat has the document as its system message; a completion continues it."""
 
     name: str
     endpoint: Endpoint
@@ -43,7 +43,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A request with the answer that it must get, always: the very tokens and the text of a run without faults."""
+    """A request and its right answer: the tokens and the text of a run without faults."""
 
     name: str
     endpoint: Endpoint
@@ -62,7 +62,7 @@ class Conversation:
 
 
 def draw_scripts(seed: int, count: int, tokenizer: Tokenizer) -> list[Script]:
-    """``count`` scripts over DOCUMENTS documents, every kind of request among them."""
+    """Draw ``count`` scripts over DOCUMENTS documents, of every kind of request."""
     rng = random.Random(f"chaos-workload-{seed}")
     documents = [make_document(rng, rng.randint(*_DOCUMENT_TOKENS), tokenizer) for _ in range(DOCUMENTS)]
     return [_script(rng, number, documents) for number in range(count)]
@@ -87,7 +87,7 @@ def _turn(rng: random.Random, text: str) -> Turn:
 
 
 def body_of(script: Script, number: int, answers: list[str], model: str) -> dict[str, Any]:
-    """Return the request of turn ``number``, given the texts of the answers before it."""
+    """Return the HTTP body of turn ``number``, given the texts of the answers before it."""
     turn = script.turns[number]
     common: dict[str, Any] = {"model": model, "max_tokens": turn.max_tokens, "temperature": turn.temperature}
     common |= {"ignore_eos": True, "return_token_ids": True}

@@ -1,4 +1,4 @@
-"""What all charts have in common: their ground, their colours on light and dark pages, and text."""
+"""Parts of all charts: background, colours on light and dark pages, and text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLOURS = (
     "#9c6b4e",
     "#9498a0",
 )
-"""Of lines and bars, in turn; all are readable on white and on black."""
+"""Colours of lines and bars, in turn; all are readable on white and on black."""
 
-# Attributes say what a light page shows, so that readers without style sheets show that.
+# Attributes hold the colours of a light page, for viewers without style sheets.
 _DARK = (
     "<style>@media (prefers-color-scheme:dark){.chart{fill:#ddd}.chart-ground{fill:#16181d}"
     ".chart-grid{stroke:#3a3f47}.chart-mark{stroke:#fff}}</style>"
@@ -27,7 +27,7 @@ _DARK = (
 
 
 class Svg(str):
-    """The text of a picture, which notebooks show as one."""
+    """SVG text, which notebooks show as a picture."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Svg(str):
 
 
 def opening(width: float, height: float, title: str) -> list[str]:
-    """Return the beginning of a picture of this size, in pixels: its ground and its title."""
+    """Return the first elements of a picture of this size in pixels: its background and title."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width:g} {height:g}" '
         'font-family="sans-serif" font-size="12" fill="#222" role="img">',
@@ -48,7 +48,7 @@ def opening(width: float, height: float, title: str) -> list[str]:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12) -> str:
-    """Return an element of text; ``anchor`` is the end that lies at ``x``."""
+    """Return a text element; ``anchor`` is the part of the text at ``x``: start, middle or end."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
 
 

@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 860, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 190, 44, 52
 _DASHES = ("", "6 4", "2 3", "9 3 2 3")
 _LEGEND_STEP, _LEGEND_TEXT, _LETTER = 17, 46, 7
-_TICK_ROOM = 44  # Between the middles of two labels of the horizontal axis.
+_TICK_ROOM = 44  # Least distance between the middles of two labels of the horizontal axis.
 
 
 def line_chart(
@@ -27,7 +27,7 @@ def line_chart(
     emphasised: Sequence[str] = (),
     dashed: Sequence[str] = (),
 ) -> Svg:
-    """Draw lines in their order: values of at least 0 by places that rise, the same for all lines, two at least."""
+    """Draw lines in their order. Each maps x to y >= 0; all have the same x, ascending, at least two."""
     xs = list(next(iter(lines.values())))
     top = nice_top(max(max(values.values()) for values in lines.values()))
     labels = {name: f"{name} {_value(values[xs[-1]])}" for name, values in lines.items()}
@@ -62,7 +62,7 @@ def line_chart(
 
 
 def _scale(xs: Sequence[float]) -> Callable[[float], float]:
-    """Return what places a value between 0 and 1."""
+    """Return a function from x to its relative position, 0 to 1."""
     if xs[0] <= 0:
         return lambda x: (x - xs[0]) / (xs[-1] - xs[0])
     low, high = math.log(xs[0]), math.log(xs[-1])
@@ -70,7 +70,7 @@ def _scale(xs: Sequence[float]) -> Callable[[float], float]:
 
 
 def _places(xs: Sequence[float], place: Callable[[float, float], tuple[float, float]]) -> list[str]:
-    """Label the places of the horizontal axis, but for those that would lie on another's label."""
+    """Return labels for the horizontal axis, without those that would overlap."""
     parts: list[str] = []
     latest = -math.inf
     for x in xs:
@@ -82,7 +82,7 @@ def _places(xs: Sequence[float], place: Callable[[float, float], tuple[float, fl
 
 
 def _style(number: int, *, is_mark: bool, is_emphasised: bool) -> str:
-    """Attributes of a line: colours in turn, then the same ones with other dashes."""
+    """Return the attributes of a line: colours in turn, then the same ones with other dashes."""
     dash = _DASHES[1] if is_mark else _DASHES[number // len(COLOURS) % len(_DASHES)]
     kind = 'class="chart-mark" stroke="#000"' if is_mark else f'stroke="{COLOURS[number % len(COLOURS)]}"'
     return f'{kind} stroke-width="{3.5 if is_emphasised else 1.6}"' + (f' stroke-dasharray="{dash}"' if dash else "")

@@ -9,7 +9,7 @@ BROKER_STEPS = ("accept_ms", "admit_ms", "queue_ms")
 
 
 def quantile(values: list[float], fraction: float) -> float:
-    """Nearest-rank quantile; 0 for no values."""
+    """Return the nearest-rank quantile; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -17,5 +17,5 @@ def quantile(values: list[float], fraction: float) -> float:
 
 
 def broker_ms(answer: Answer) -> float:
-    """Return what broker and scheduler took of this answer's TTFT; a part that is not known counts as 0."""
+    """Return the part of this answer's TTFT before its first step, in ms; an unknown part counts as 0."""
     return sum(answer.timing_ms.get(step) or 0.0 for step in BROKER_STEPS)

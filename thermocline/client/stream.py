@@ -1,4 +1,4 @@
-"""Send one streaming request to an OpenAI-compatible server and time what comes back."""
+"""Send one streaming request to an OpenAI-compatible server and time the answer."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ import httpx
 
 
 class RequestError(Exception):
-    """The server answered with an error, or the stream broke. ``code`` is the API's, or ``transport``."""
+    """An error from the server, or a broken stream."""
 
     def __init__(self, code: str, message: str) -> None:
+        """Put ``code`` in front of the message.
+
+        It is the API's code, ``http_`` and the status where the body has none, or the client's own, such as
+        ``transport``.
+        """
         super().__init__(f"{code}: {message}")
         self.code = code
 
 
 SOURCES = ("device", "neighbour", "host", "lent", "hidden", "sparse", "disk", "remote")
-"""Where a reused prefix can have been, the fastest first; ``hidden`` is restored from hidden states below host memory.
+"""Sources of a reused prefix, the fastest first; ``hidden`` is restored from hidden states below host memory.
 
-Of what was ``sparse`` on the disk only a part was loaded, and the answer is lossy.
+Only a part of a ``sparse`` prefix was loaded from disk, and the answer is lossy.
 """
 
 
 @dataclass
 class Answer:
-    """What one request gave. Times are seconds; tokens are counted by the server."""
+    """The answer to one request and its figures. Times are seconds; the server counts the tokens."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -52,14 +57,14 @@ class Answer:
 
     @property
     def source(self) -> str:
-        """Where most of the reused prefix was, one of SOURCES, or ``recomputed``."""
+        """Source of most of the reused prefix, one of SOURCES, or ``recomputed`` if nothing was reused."""
         if not self.cached_tokens:
             return "recomputed"
         return max(SOURCES, key=lambda source: getattr(self, f"{source}_tokens"))
 
 
 def _apply(answer: Answer, event: dict[str, Any]) -> bool:
-    """Fold one SSE event into ``answer``; returns whether it carried generated tokens."""
+    """Fold one SSE event into ``answer``; return whether it had tokens or the end. Raises RequestError for an error."""
     if "error" in event:
         raise RequestError(str(event["error"].get("code")), str(event["error"].get("message")))
     has_tokens = False
@@ -86,13 +91,13 @@ def _apply(answer: Answer, event: dict[str, Any]) -> bool:
 
 
 def _margins(logprobs: dict[str, Any]) -> list[float]:
-    """Of a chat's chunk that was asked for with ``top_logprobs`` of two or more."""
+    """Return the margins of a chat chunk, which has them with ``top_logprobs`` of two or more."""
     tops = [[top["logprob"] for top in token["top_logprobs"]] for token in logprobs.get("content") or ()]
     return [top[0] - top[1] for top in tops if len(top) > 1]
 
 
 async def stream_answer(client: httpx.AsyncClient, path: str, payload: dict[str, Any]) -> Answer:
-    """POST ``payload`` with streaming on and usage asked for. Raises RequestError."""
+    """POST ``payload`` as a streaming request with usage; return the complete answer. Raises RequestError."""
     answer = Answer()
     body = {**payload, "stream": True, "stream_options": {"include_usage": True}}
     started = time.perf_counter()
@@ -102,7 +107,7 @@ async def stream_answer(client: httpx.AsyncClient, path: str, payload: dict[str,
                 await response.aread()
                 try:
                     error = response.json()["error"]
-                    code, message = str(error.get("code")), str(error.get("message"))
+                    code, message = str(error.get("code") or error.get("type")), str(error.get("message"))
                 except (ValueError, KeyError, AttributeError):
                     code, message = f"http_{response.status_code}", response.text[:200]
                 raise RequestError(code, message)

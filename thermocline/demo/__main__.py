@@ -1,4 +1,4 @@
-"""``thermocline demo``: start everything, ask, check, report. Exit 1 if answers are wrong or nothing was reused."""
+"""``thermocline demo``: start a cell, ask, check, report. Exit 1 if answers are wrong or nothing was reused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared.errors import ContextTooLong, OperatorError
 from shared.guard import guarded
 from shared.messages.status import CellStatus
 from shared.model_folder import check_model, find_model
-from shared.progress_line import Bar, shown
+from shared.progress_line import shown
 from thermocline.cache.argument_types import size
 from thermocline.cache.connection import calls_of
 from thermocline.client import Answer, RequestError, connect, served_model, stream_answer
@@ -38,16 +38,16 @@ CHAT = "/v1/chat/completions"
 LOOK_S = 0.05
 MOST_WAIT_S = 30.0
 AS_KV = {"THERMOCLINE_RESTORING": "kv"}
-"""Of both cells: a planner might keep hidden states instead of KV, or compute, and the demo shows KV in every tier."""
+"""Settings of both cells: a planner might keep hidden states or recompute, and the demo shows KV in every tier."""
 
 FROM_DISK = AS_KV | {"THERMOCLINE_PREFETCH_WAIT": "full"}
-"""Settings of the cell after the restart: a fetch is waited for, however slow, and computing is no choice."""
+"""Settings of the cell after the restart: requests wait for a fetch, however slow, and do not recompute."""
 
 
 def _payload(messages: list[dict[str, Any]], *, cached: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 24, "timing": True}
     body |= {"return_token_ids": True}
-    # Logprobs say of an answer that differs whether rounding decided.
+    # Logprobs show whether an answer that differs does so by rounding.
     return body if cached else body | {"cache": {"read": False, "write": False}, "logprobs": True, "top_logprobs": 2}
 
 
@@ -55,51 +55,33 @@ async def _ask_all(
     client: httpx.AsyncClient, model: str, work: Workload, *, name: str, cached: bool, concurrency: int
 ) -> report.Pass:
     """Send every question, at most ``concurrency`` at once, then the conversation turn by turn."""
-    with shown(name, len(work.asks) + len(work.talk)) as bar:
-        return await _ask(client, model, work, report.Pass(name), bar, cached=cached, concurrency=concurrency)
-
-
-async def _ask(
-    client: httpx.AsyncClient,
-    model: str,
-    work: Workload,
-    done: report.Pass,
-    bar: Bar,
-    *,
-    cached: bool,
-    concurrency: int,
-) -> report.Pass:
-    answers: list[Answer | None] = [None] * len(work.asks)
+    done = report.Pass(name)
     gate = asyncio.Semaphore(concurrency)
+    with shown(name, len(work.asks) + len(work.talk)) as bar:
 
-    async def ask(index: int) -> None:
-        async with gate:
-            body = {"model": model, **_payload(work.asks[index].messages, cached=cached)}
-            answers[index] = await stream_answer(client, CHAT, body)
-        bar.advance()
+        async def ask(messages: list[dict[str, Any]]) -> Answer:
+            async with gate:
+                answer = await stream_answer(client, CHAT, {"model": model, **_payload(messages, cached=cached)})
+            bar.advance()
+            return answer
 
-    started = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for index in range(len(work.asks)):
-            group.create_task(ask(index))
-    for wanted, answer in zip(work.asks, answers, strict=True):
-        assert answer is not None
-        done.answers.append(answer)
-        done.right.append(answer.text.strip() == wanted.answer)
-    history: list[tuple[str, str]] = []
-    for question, wanted_text in work.talk:
-        body = {"model": model, **_payload(talk_messages(work.talk_document, history, question), cached=cached)}
-        answer = await stream_answer(client, CHAT, body)
-        history.append((question, answer.text))
-        done.answers.append(answer)
-        done.right.append(answer.text.strip() == wanted_text)
-        bar.advance()
-    done.seconds = time.perf_counter() - started
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(ask(each.messages)) for each in work.asks]
+        done.answers = [task.result() for task in asking]
+        done.right = [task.result().text.strip() == each.answer for task, each in zip(asking, work.asks, strict=True)]
+        history: list[tuple[str, str]] = []
+        for question, wanted in work.talk:
+            answer = await ask(talk_messages(work.talk_document, history, question))
+            history.append((question, answer.text))
+            done.answers.append(answer)
+            done.right.append(answer.text.strip() == wanted)
+        done.seconds = time.perf_counter() - started
     return done
 
 
 def _tell(console: Console, found: list[str], answers: int) -> int:
-    """Print what is wrong, if anything; returns the exit code."""
+    """Print the faults, or that there are none; return the exit code."""
     for fault in found:
         console.print(f"[red]WRONG[/red] {fault}")
     if not found:
@@ -110,7 +92,7 @@ def _tell(console: Console, found: list[str], answers: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _First:
-    """What the first cell did; its device has room for ``device_tokens``, and its disk had ``chunks``."""
+    """Results of the first cell, whose device pool holds ``device_tokens`` and whose disk had ``chunks`` at the end."""
 
     cached: report.Pass
     plain: report.Pass
@@ -119,22 +101,21 @@ class _First:
 
 
 async def _with_and_without(base_url: str, nats_url: str, work: Workload, concurrency: int) -> _First:
-    """Run the whole workload twice over: with the cache, and without."""
-    # A cell serves before its storage is there, but copies nothing to host memory then.
+    """Run the whole workload with the cache, then without."""
+    # A cell can serve before its storage joins, but copies nothing to host memory until then.
     status = await _when(nats_url, lambda status: any(pool.tier == "host" for pool in status.pools))
     pages = sum(pool.total for pool in status.pools if pool.tier == "device")
     async with _client(base_url, concurrency) as client:
         model = (await served_model(client))["id"]
-        common: dict[str, Any] = {"concurrency": concurrency}
-        cached = await _ask_all(client, model, work, name="cached", cached=True, **common)
-        plain = await _ask_all(client, model, work, name="uncached", cached=False, **common)
-    # Saves give way to requests. The cell is about to end, and what it has not saved by then is gone.
+        cached = await _ask_all(client, model, work, name="cached", cached=True, concurrency=concurrency)
+        plain = await _ask_all(client, model, work, name="uncached", cached=False, concurrency=concurrency)
+    # Saves give way to requests. The cell is about to end, and what it has not saved will be lost.
     last = await _when(nats_url, lambda status: not status.saves)
     return _First(cached, plain, pages * status.page_size, last.chunks)
 
 
 async def _when(nats_url: str, is_so: Callable[[CellStatus], bool]) -> CellStatus:
-    """Wait until the scheduler says so, but not for ever: the verdict will say what was not found."""
+    """Wait until the status satisfies ``is_so``, MOST_WAIT_S at most; return the latest status."""
     async with calls_of(BrokerSettings(nats=(nats_url,))) as calls:
         ends_s = time.monotonic() + MOST_WAIT_S
         while True:
@@ -145,8 +126,8 @@ async def _when(nats_url: str, is_so: Callable[[CellStatus], bool]) -> CellStatu
 
 
 async def _after_restart(base_url: str, nats_url: str, work: Workload, chunks: int) -> report.Pass:
-    """Ask a question about each document, one at a time, of a cell with nothing but the ``chunks`` of the last one."""
-    # A cell serves before its storage has looked through its disk.
+    """Ask one question about each document, one at a time, of a cell that has only the ``chunks`` of the first one."""
+    # A cell can serve before its storage has scanned its disk.
     await _when(nats_url, lambda status: status.chunks >= chunks)
     async with _client(base_url, 1) as client:
         model = (await served_model(client))["id"]
@@ -159,7 +140,7 @@ def _client(base_url: str, concurrency: int) -> httpx.AsyncClient:
 
 
 def _first_questions(work: Workload) -> list[int]:
-    """Indexes of the first question about each document."""
+    """Return the indexes of the first question about each document."""
     first: dict[int, int] = {}
     for index, ask in enumerate(work.asks):
         first.setdefault(ask.document, index)
@@ -169,7 +150,7 @@ def _first_questions(work: Workload) -> list[int]:
 def _run(config: SupervisorConfig, work: Workload, concurrency: int, console: Console) -> int:
     with running(config, environ=AS_KV) as first:
         first_seen = asyncio.run(_with_and_without(first.base_url, first.nats_url, work, concurrency))
-    # All processes and the broker are new; only the disk is not.
+    # All processes and the broker are new; only the disk stays.
     with running(config, environ=FROM_DISK) as second:
         again = asyncio.run(_after_restart(second.base_url, second.nats_url, work, first_seen.chunks))
     cached, plain = first_seen.cached, first_seen.plain
@@ -222,7 +203,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``thermocline demo``."""
+    """Run the demo. Exit codes: 0 all answers agree, 1 a fault or failed request, 2 bad flags or model."""
     options = parser().parse_args(argv)
     console = Console()
     model_dir = options.model or bundled_model()
@@ -235,7 +216,8 @@ def main(argv: list[str] | None = None) -> int:
     except OperatorError as error:
         print(f"thermocline demo: {error.message}", file=sys.stderr)
         return 2
-    context = _context_of(model_dir)
+    model = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    context = float(model.get("max_position_embeddings") or math.inf)
     if options.document_tokens >= context:
         told = f"--document-tokens {options.document_tokens} is too long: the model's context has {context:,.0f} tokens"
         console.print(f"thermocline demo: {told}, and questions take some of them", style="red")
@@ -277,12 +259,6 @@ def main(argv: list[str] | None = None) -> int:
     except* CellNotReady as group:
         console.print(f"[red]WRONG[/red] {_first_of(group)}")
     return code
-
-
-def _context_of(model_dir: Path) -> float:
-    """Return the model's longest context in tokens, infinite where its configuration does not say."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    return float(config.get("max_position_embeddings") or math.inf)
 
 
 def _first_of(group: BaseExceptionGroup[Exception]) -> BaseException:

@@ -1,4 +1,4 @@
-"""What the demo prints, from what it measured. Pure but for the console."""
+"""The demo's tables of measured figures. Pure but for the console."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thermocline.client.figures import broker_ms, quantile
 
 @dataclass
 class Pass:
-    """All answers of one pass over the workload, each with whether it was right."""
+    """All answers of one pass over the workload; ``right[i]`` says whether ``answers[i]`` is the known answer."""
 
     name: str
     answers: list[Answer] = field(default_factory=list)
@@ -23,15 +23,17 @@ class Pass:
 
     @property
     def accuracy(self) -> float:
+        """Share of right answers, 0 to 1; 0 for no answers."""
         return sum(self.right) / max(1, len(self.right))
 
     @property
     def cached_fraction(self) -> float:
+        """Share of all prompt tokens that were reused, 0 to 1."""
         return sum(a.cached_tokens for a in self.answers) / max(1, sum(a.prompt_tokens for a in self.answers))
 
 
 def print_passes(console: Console, passes: list[Pass]) -> None:
-    """One row per pass: accuracy, reuse, TTFT, time."""
+    """Print one row per pass: accuracy, reuse, TTFT, time."""
     table = Table(title="Answers, with the prefix cache and without")
     for column in ("pass", "asked", "right", "tokens", "reused", "TTFT p50", "TTFT p99", "time"):
         table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
@@ -51,8 +53,8 @@ def print_passes(console: Console, passes: list[Pass]) -> None:
 
 
 def print_sources(console: Console, asked: list[Answer]) -> None:
-    """TTFT by where the prefix was."""
-    table = Table(title="Time to first token by where the prefix was")
+    """Print TTFT by the tier that held most of the prefix."""
+    table = Table(title="Time to first token by the tier that held the prefix")
     for column in ("prefix was", "requests", "tokens reused", "TTFT median", "TTFT p99"):
         table.add_column(column, justify="left" if column == "prefix was" else "right", no_wrap=True)
     for source in ("recomputed", "device", "host", "disk"):
@@ -68,7 +70,7 @@ def print_sources(console: Console, asked: list[Answer]) -> None:
 
 
 def print_broker(console: Console, alone: list[Answer]) -> None:
-    """How much of the time to first token broker and scheduler took, of requests that were sent alone."""
+    """Print the part of TTFT before the first step, for requests that were sent one at a time."""
     shares = [(broker_ms(a), a.ttft_s * 1e3) for a in alone if a.timing_ms and a.ttft_s]
     if not shares:
         return

@@ -1,7 +1,7 @@
-"""What is wrong with what the demo saw, and what is worth a note. Pure.
+"""The verdict on a run of the demo: faults, and notes. Pure.
 
-Only what the system promises at every size is a fault. That something was found in a certain place is asked for where
-the sizes force it, whatever the scheduler's order and policies: an asked document may rightly still be on the device.
+Only broken promises are faults, at any size. That a prefix comes from a certain tier is required only where the sizes
+force it under every order and policy: a document that is asked about may rightly still be on the device.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from thermocline.demo.report import Pass
 from thermocline.demo.workload import Workload
 
 STATED_ACCURACY = 0.9
-"""Share of such questions that the bundled model answers rightly at least, over documents of up to 1,024 tokens."""
+"""Least share of such questions that the bundled model answers rightly, over documents of up to 1,024 tokens."""
 ACCURATE_TOKENS = 1024
 LEAST_CHANCE = 1e-9
-"""A run of wrong answers that is less likely than this by the stated accuracy is not bad luck."""
+"""So few right answers are a fault if they are less likely than this at the stated accuracy."""
 ROUNDING = 1e-3
-"""Two tokens whose logprobs differ by less may change places where a batch has another shape."""
+"""Two tokens whose logprobs differ by less may change places in a batch of another shape."""
 WORTH_LOADING_TOKENS = 256
-"""A shorter document may rightly be computed again."""
+"""A shorter document may rightly be recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What was seen: ``again`` answers the questions ``firsts`` after the restart, by their places in the other passes.
+    """The results of a run: ``again`` answers, after the restart, the questions at the indexes ``firsts``.
 
     The device pool has room for ``device_tokens``, and the first cell had ``saved_chunks`` on its disk when it ended.
     ``is_bundled`` says whether the model is one whose accuracy is known.
@@ -46,7 +46,7 @@ class Seen:
 
 
 def faults(work: Workload, seen: Seen) -> list[str]:
-    """In words; empty if all is well."""
+    """Return a sentence for each fault; none if all is well."""
     found = []
     for name, answers, plain in _compared(seen):
         differing = sum(_differs(one, other) for one, other in zip(answers, plain, strict=True))
@@ -75,7 +75,7 @@ def faults(work: Workload, seen: Seen) -> list[str]:
 
 
 def notes(seen: Seen) -> list[str]:
-    """Return what a reader may wonder about, and what is no fault."""
+    """Return explanations of what may look odd, but is no fault."""
     found = []
     ties = sum(
         one.token_ids != other.token_ids and not _differs(one, other)
@@ -93,10 +93,10 @@ def notes(seen: Seen) -> list[str]:
 
 
 def must_load(work: Workload, device_tokens: int, concurrency: int) -> bool:
-    """Whether something has to come back from below the device, in whatever order requests are served.
+    """Return whether a prefix must be loaded from below the device, in whatever order requests are served.
 
-    The first part of the questions is answered before the last part is asked. Then no more documents are on the device
-    than fit; if those that both parts ask about are twice that, half of them are not there.
+    The first half of the questions is answered before the last half is asked. The device then holds no more documents
+    than fit; if both halves ask about twice as many, half of those are not on the device.
     """
     documents = [ask.document for ask in work.asks]
     size = work.document_tokens / max(1, len(set(documents)))
@@ -106,7 +106,10 @@ def must_load(work: Workload, device_tokens: int, concurrency: int) -> bool:
 
 
 def wanted_chunks(answers: list[Answer]) -> int:
-    """Distinct whole chunks of prompts and answers; the KV of an answer's last token is never computed."""
+    """Return the number of distinct whole chunks in prompts and answers, without each answer's last token.
+
+    The KV of that token is never computed.
+    """
     chunks: set[bytes] = set()
     for answer in answers:
         tokens = array("q", [*answer.prompt_token_ids, *answer.token_ids[:-1]])
@@ -126,7 +129,7 @@ def _compared(seen: Seen) -> list[tuple[str, list[Answer], list[Answer]]]:
 
 
 def _differs(one: Answer, plain: Answer) -> bool:
-    """Whether the tokens differ, and do not part where two of them were equal but for rounding."""
+    """Return whether the tokens differ, other than from a token that was equal to another but for rounding."""
     if one.token_ids == plain.token_ids:
         return False
     pairs = zip(one.token_ids, plain.token_ids, strict=False)
@@ -137,22 +140,22 @@ def _differs(one: Answer, plain: Answer) -> bool:
 
 
 def _must_be_right(work: Workload, seen: Seen) -> bool:
-    """Return whether the stated accuracy holds: of the bundled model, and of documents as long as those it was stated
-    of.
-    """
+    """Return whether the stated accuracy applies: to the bundled model, and to documents of up to that length."""
     documents = len({ask.document for ask in work.asks})
     return seen.is_bundled and work.document_tokens <= documents * ACCURATE_TOKENS * 1.1
 
 
 def _chance_of_so_few(right: int, asked: int) -> float:
-    """At the most that of ``right`` right answers or fewer, each right by the stated accuracy (Hoeffding's bound)."""
+    """Return an upper bound (Hoeffding's) on the chance of ``right`` or fewer right answers at the stated accuracy."""
     short = max(0.0, STATED_ACCURACY - right / max(1, asked))
     return math.exp(-2 * asked * short**2)
 
 
 def _must_hit_device(talk: list[Answer], device_tokens: int) -> bool:
-    """Return whether a second turn must hit the device: it comes right behind the first; the longest leaves the
-    device half empty.
+    """Return whether a second turn must hit the device.
+
+    It follows the first directly, so it must where the longest prompt is longer than a chunk and leaves the device
+    half empty.
     """
     longest = max((a.prompt_tokens for a in talk), default=0)
     return len(talk) >= 2 and CHUNK_TOKENS < longest <= device_tokens // 2

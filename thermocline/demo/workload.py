@@ -1,4 +1,4 @@
-"""What the demo asks: documents, questions with known answers, and a conversation. Pure, given a seed."""
+"""The demo's requests: documents, questions with known answers, and a conversation. Pure, given a seed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from thermocline.documents.grammar import make_document
 
 
 class TokenCounter:
-    """A tokenizer file as the document maker wants it: text in, token ids out."""
+    """A tokenizer file as :func:`make_document` needs it."""
 
     def __init__(self, file: Path) -> None:
+        """Load ``file``, a model's ``tokenizer.json``."""
         self._tokenizer = Tokenizer.from_file(str(file))
 
     def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, with the special tokens that the file adds."""
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
@@ -35,8 +37,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Workload:
-    """``asks`` in the order in which they are sent. ``talk`` is a conversation over one more document:
-    its turns are sent one after another, each with all earlier turns and answers before it.
+    """Requests: ``asks`` in sending order, then ``talk``, a conversation over one more document.
+
+    Its (question, answer) turns are sent one after another, each with all earlier turns before it.
     """
 
     asks: list[Ask]
@@ -46,8 +49,9 @@ class Workload:
 
 
 def build(model_dir: Path, *, documents: int, questions: int, tokens: int, turns: int, seed: int) -> Workload:
-    """``documents`` documents of about ``tokens`` tokens, ``questions`` questions on each, shuffled so that
-    a document comes back only after others have pushed it out of device memory.
+    """Make ``documents`` documents of about ``tokens`` tokens and ``questions`` questions on each, shuffled.
+
+    So a document usually comes back only after others have pushed it out of device memory.
     """
     tokenizer = TokenCounter(model_dir / "tokenizer.json")
     rng = random.Random(seed)

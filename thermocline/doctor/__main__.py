@@ -1,4 +1,4 @@
-"""``thermocline doctor``."""
+"""``thermocline doctor``: its flags, and the table of checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARKS = {"ok": "ok", "note": "note", "bad": "BAD"}
 
 
 def table(checks: Sequence[Check]) -> str:
-    """One line per check, advice below what it is about, and a last line that says it in a sentence."""
+    """Return one line per check, with advice below it, and a last line with the verdict."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -64,7 +64,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table, measure with ``--profile`` or prove with ``--gpu``; exit code 1 if something is in the way."""
+    """Print the table, measure with ``--profile`` or prove with ``--gpu``; return 1 if anything failed, else 0."""
     options = parser().parse_args(argv)
     if options.gpu:
         return _gpu(options)

@@ -1,4 +1,4 @@
-"""Judges the facts. Pure."""
+"""Verdicts on the facts of this machine, with advice. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Verdict = Literal["ok", "note", "bad"]
 
 _MIB, _GIB = 1024**2, 1024**3
 
-# What `thermocline up` takes with the bundled model and one worker, when nothing is set.
+# Needs of `thermocline up` with the bundled model, one worker and default settings.
 _MIN_SHM = 64 * _MIB
 _COMFORTABLE_SHM = 2 * _GIB
 _MIN_MEMORY = 2 * _GIB
@@ -21,7 +21,7 @@ _COMFORTABLE_FILES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``bad`` keeps Thermocline from working here; ``note`` is worth knowing. ``advice`` is "" if all is well."""
+    """One verdict. ``bad`` keeps Thermocline from working here; ``note`` does not. ``advice`` is "" if all is well."""
 
     name: str
     verdict: Verdict
@@ -30,7 +30,7 @@ class Check:
 
 
 def judge(facts: Facts) -> tuple[Check, ...]:
-    """Every check, in the order in which they are shown."""
+    """Return all checks, in the order of the table."""
     return (
         _system(facts),
         _python(facts),
@@ -55,9 +55,9 @@ def _system(facts: Facts) -> Check:
 
 def _python(facts: Facts) -> Check:
     found = ".".join(map(str, facts.python))
-    if (3, 11) <= facts.python[:2] <= (3, 13):
+    if (3, 11) <= facts.python[:2] <= (3, 14):
         return Check("python", "ok", found)
-    return Check("python", "bad", found, "install Python 3.11, 3.12 or 3.13")
+    return Check("python", "bad", found, "install Python 3.11 to 3.14")
 
 
 def _torch(facts: Facts) -> Check:
@@ -82,9 +82,9 @@ def _gpu(facts: Facts) -> Check:
 
 
 def _device(facts: Facts) -> Check:
-    """Check what ``--device auto`` takes, which is the default of ``thermocline up``."""
+    """Check which device ``--device auto``, the default of ``thermocline up``, chooses."""
     if not facts.auto_device:
-        return Check("device", "note", "unknown", "it is chosen by torch, which cannot be asked")
+        return Check("device", "note", "unknown", "PyTorch chooses it, and cannot be imported")
     if facts.auto_device == "cuda":
         return Check("device", "ok", f"auto takes cuda: {facts.gpus[0][0]}" if facts.gpus else "auto takes cuda")
     return Check("device", "note" if facts.gpus else "ok", f"auto takes cpu: {facts.auto_reason or 'there is no GPU'}")

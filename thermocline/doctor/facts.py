@@ -1,4 +1,4 @@
-"""Looks at this machine. Nothing is judged here, and whatever cannot be read is None or empty."""
+"""Facts about this machine, without judgement. What cannot be read is None or empty."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from shared.errors import ConfigError
 from thermocline.supervisor.config import bundled_model
 from thermocline.supervisor.nats_program import find_nats_program
 
-# PyTorch is asked in a process of its own: only the worker imports it, and a broken one must not break us.
+# PyTorch runs in a process of its own: only the worker imports it, and a broken one must not break the doctor.
 _ASK_TORCH = ("-m", "services.worker.torch_gpus")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Sizes in bytes. ``gpus`` are (name, bytes). ``auto_device`` is what --device auto takes, and ``auto_reason``
-    why it is no GPU. Errors are texts; "" is none.
+    """Facts about the machine, with sizes in bytes.
+
+    ``gpus`` are (name, bytes). ``auto_device`` is what --device auto chooses, and ``auto_reason`` why that is no GPU.
+    Errors are texts; "" is none.
     """
 
     system: str
@@ -53,10 +55,10 @@ class Facts:
 
 
 def gather() -> Facts:
-    """Look at everything; takes some seconds because PyTorch is started once."""
+    """Gather all facts; takes some seconds because it imports PyTorch in a process of its own."""
     torch, torch_error = _torch()
     nats_server, nats_server_error = _nats_server()
-    memory = _memory_table()
+    memory = parse_memory_table(_read(Path("/proc/meminfo")))
     try:
         shm = shutil.disk_usage("/dev/shm")
     except OSError:
@@ -93,7 +95,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def parse_cpu_limit(text: str) -> float | None:
-    """cgroup v2 ``cpu.max``, "quota period" in microseconds, as a number of cores."""
+    """Return a cgroup v2 ``cpu.max``, "quota period" in microseconds, as a number of cores; None without a limit."""
     fields = text.split()
     if len(fields) != 2 or not fields[0].isdigit() or not fields[1].isdigit():
         return None
@@ -101,7 +103,7 @@ def parse_cpu_limit(text: str) -> float | None:
 
 
 def parse_memory_table(text: str) -> dict[str, int]:
-    """``/proc/meminfo`` in bytes."""
+    """Return the entries of ``/proc/meminfo`` in bytes."""
     table = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -109,10 +111,6 @@ def parse_memory_table(text: str) -> dict[str, int]:
         if fields and fields[0].isdigit():
             table[name] = int(fields[0]) * 1024
     return table
-
-
-def _memory_table() -> dict[str, int]:
-    return parse_memory_table(_read(Path("/proc/meminfo")))
 
 
 def _read(path: Path) -> str:
@@ -123,12 +121,12 @@ def _read(path: Path) -> str:
 
 
 def _finite(limit: int) -> int:
-    """RLIM_INFINITY is negative in Python; no limit is a very high one."""
+    """Return the limit, or 2^63 - 1 for RLIM_INFINITY, which is negative in Python."""
     return 2**63 - 1 if limit == resource.RLIM_INFINITY else limit
 
 
 class _Torch(msgspec.Struct, frozen=True):
-    """What ``services.worker.torch_gpus`` prints."""
+    """The output of ``services.worker.torch_gpus``."""
 
     version: str = ""
     gpus: tuple[tuple[str, int], ...] = ()
@@ -148,7 +146,7 @@ def _torch() -> tuple[_Torch, str]:
 
 
 def _nats_server() -> tuple[str, str]:
-    """Return what ``thermocline up`` would start here, which a variable may name."""
+    """Return the program that ``thermocline up`` would start here, or "" and the error."""
     try:
         return str(find_nats_program(os.environ.get("THERMOCLINE_NATS_SERVER", ""))), ""
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""``thermocline doctor --gpu``: what a worker would serve with on this GPU, every other way beside it, with speeds.
+"""``thermocline doctor --gpu``: the ways that a worker would serve by on this GPU, and all others, with speeds.
 
 The proofs are a worker's own (``services.worker.proving``), in processes of their own: only workers import torch.
 """
@@ -21,13 +21,13 @@ DEFAULT_SHAPE = ServedShape(
     query_heads=32,
     windows=(0, 512),
 )
-"""Heads like those of Llama 3.1 8B, and layers with a window, too."""
+"""Shape that is proven without a model: heads like those of Llama 3.1 8B, with and without a window."""
 
 LIMIT_SECONDS = 600
 
 
 def shape_of(model: str) -> ServedShape:
-    """Return what is proven for a checkpoint; "" is the default. Raises ConfigError if its files do not tell."""
+    """Return the shape to prove for a checkpoint; "" is the default. Raises ConfigError if its files lack it."""
     if not model:
         return DEFAULT_SHAPE
     folder = Path(model).expanduser().resolve()
@@ -35,7 +35,7 @@ def shape_of(model: str) -> ServedShape:
 
 
 def prove(model: str, said: Callable[[str], None]) -> ProofTable:
-    """Return the table of this machine's first visible GPU. Raises ConfigError with the reason where there is none."""
+    """Prove this machine's first visible GPU; ``said`` gets lines of progress. Raises ConfigError on failure."""
     flags = ["--shape", msgspec.json.encode(shape_of(model)).decode()]
     answer = run_measurement(
         "services.worker.proving",
@@ -49,12 +49,12 @@ def prove(model: str, said: Callable[[str], None]) -> ProofTable:
 
 
 def is_usable(table: ProofTable) -> bool:
-    """Whether a worker would start: each part has a way."""
+    """Return whether a worker would start: each part has a way that passed."""
     return all(proof.way for proof in table.proofs)
 
 
 def report(table: ProofTable) -> str:
-    """Return a table for people, with what to do."""
+    """Return the table as text, with what to do about failures."""
     rows = [row for proof in table.proofs for row in _rows(proof)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else [0, 0, 0]
     lines = [f"{table.device}, proven in {table.seconds:.1f} s", ""]

@@ -1,4 +1,4 @@
-"""Runs a process that measures and prints what it found in its last line, as only workers import torch."""
+"""Runs a process that measures and prints its result in its last line, since only workers import torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_measurement(
     doing: str = "measuring",
     advice: str = "try fewer tokens",
 ) -> str:
-    """Return the last line that ``python -m module`` prints; ``said`` gets those before it as they come. ``doing`` and
-    ``advice`` are for errors.
+    """Return the last line that ``python -m module`` prints; ``said`` gets the earlier ones as they come.
 
-    Raises ConfigError with the last line of its errors when it fails, or when it takes more than ``limit_s`` seconds.
+    Raises ConfigError with the last line of stderr when it fails, or when it takes more than ``limit_s`` seconds; its
+    message names ``doing``, and for the latter ``advice``.
     """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -44,7 +44,7 @@ def run_measurement(
             code = process.wait()
         finally:
             timer.cancel()
-            if process.poll() is None:  # Interrupted: what measures must not go on by itself.
+            if process.poll() is None:  # Interrupted: the process must not go on by itself.
                 process.kill()
                 process.wait()
             if process.stdout is not None:

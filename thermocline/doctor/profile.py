@@ -1,7 +1,7 @@
-"""``thermocline doctor --profile``: measure this machine once, so that workers start with what is fast here.
+"""``thermocline doctor --profile``: measure this machine once, so that workers start with the fastest ways.
 
 Movers, checksums and computation are measured by processes of the worker's own code (only workers import torch), the
-disk here. Workers read the file at start; what another machine or another model made is refused.
+disk here. Workers read the file at start, and refuse one of another machine or model.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from thermocline.doctor.measuring import run_measurement
 from thermocline.supervisor.cell import cpu_data_type, divide_cores, usable_cores
 from thermocline.supervisor.model_demand import geometry_of
 
-# Twelve layers, four KV heads of 64: small enough for any machine, and rows as short as they get.
+# Twelve layers, four KV heads of 64: small enough for any machine, and with the shortest rows in use.
 DEFAULT_GEOMETRY = KvGeometry(layers=12, kv_heads=4, head_dim=64, page_size=16, dtype="float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be measured, and where it is written. Empty texts and 0 are the defaults of ``thermocline up``."""
+    """What to measure, and the file to write. Empty texts and 0 are the defaults of ``thermocline up``."""
 
     model: str = ""
     device: str = "cpu"
@@ -44,8 +44,9 @@ class Wish:
 
 
 def make_profile(wish: Wish, said: Callable[[str], None]) -> tuple[Profile, Path]:
-    """Measure, write, and say where; ``said`` gets what is going on. Raises ConfigError when something cannot be
-    measured or written.
+    """Measure and write the profile; return it and its path. ``said`` gets lines of progress.
+
+    Raises ConfigError when it cannot be measured or written.
     """
     model = Path(wish.model).expanduser().resolve() if wish.model else None
     dtype = "auto"
@@ -84,7 +85,7 @@ def make_profile(wish: Wish, said: Callable[[str], None]) -> tuple[Profile, Path
 
 
 def _measured_disk(directory: Path) -> DiskFigures:
-    """Measured, and remembered in the directory for the storage that will use it."""
+    """Measure the disk of a directory, and store the figures there for the storage that will use it."""
     figures = measure_disk(directory)
     try:
         remember(figures)
@@ -94,9 +95,7 @@ def _measured_disk(directory: Path) -> DiskFigures:
 
 
 def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile]:
-    """Return what the file at ``path`` says of models, if this machine wrote it: measuring one must not forget the
-    others.
-    """
+    """Return the models' figures in the file at ``path``, if it is of this machine; they are kept in the new file."""
     try:
         return read_profile(path, profile.machine).restorations
     except ConfigError:
@@ -104,7 +103,7 @@ def _written_before(path: Path, profile: Profile) -> Sequence[RestorationProfile
 
 
 def report(profile: Profile, path: Path) -> str:
-    """Return a table for people."""
+    """Return the profile as text, with tables of movers and restorations."""
     lines = [
         f"machine    {profile.machine.processor}, {profile.machine.cores} cores, {profile.machine.memory_gib} GiB"
         + "".join(f", {gpu}" for gpu in profile.machine.gpus),

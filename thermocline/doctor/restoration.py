@@ -1,7 +1,7 @@
-"""What restoring costs with one model: measured by a process of the worker's code, and told with what follows of it.
+"""The costs of restoration with one model, measured by a process of the worker's code, and a table of them.
 
-What follows is the planner's own answer (HCache 4.1.2): which layers of a prefix are kept as what, by how fast it is
-read back.
+The table includes the planner's answer (HCache 4.1.2): the form in which each layer of a prefix is kept, by the
+bandwidth at which it is read back.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from thermocline.doctor.measuring import run_measurement
 
 LENGTHS = "256,1024,4096"
 ENOUGH_S = 20.0
-"""No longer prefix is begun that would presumably take more in all."""
+"""A longer prefix is skipped if its measurement would probably take more in total."""
 
 BANDWIDTHS = (0.1e9, 0.25e9, 0.5e9, 1e9, 2e9, 5e9)
-"""From a disk in a network to several fast ones, bytes a second."""
+"""Bandwidths in the table, bytes a second: from a network disk to several fast ones."""
 
 _POOLS = 3
-"""A prefix is measured with room for it in the model's pool, in a host pool, and in a device pool to load it to."""
+"""Pools that hold a prefix under measurement: the model's, a host pool, and a device pool to load it to."""
 
 
 def measure_model(
@@ -40,8 +40,9 @@ def measure_model(
     shm_bytes: int,
     said: Callable[[str], None],
 ) -> RestorationProfile:
-    """Measure prefixes of those ``lengths`` for which half of ``shm_bytes`` of shared memory are enough, and of the
-    shortest. Raises ConfigError when that cannot be.
+    """Measure prefixes of the ``lengths`` (tokens, comma-separated) that fit in half of ``shm_bytes``.
+
+    The shortest is measured if none fits. Raises ConfigError for invalid ``lengths`` or a failed measurement.
     """
     try:
         wanted = sorted({int(length) for length in lengths.split(",")})
@@ -63,7 +64,7 @@ def measure_model(
 
 
 def table(profile: RestorationProfile, disk_bytes_per_s: float = 0.0) -> Iterator[str]:
-    """Figures, and what restores soonest at each bandwidth; also at that of the disk that was measured."""
+    """Yield the lines of a table: figures, and the fastest restoration at each bandwidth and at the measured disk's."""
     of_threads = f", {profile.threads} threads" if profile.threads else ""
     yield f"restoration of {profile.architecture}, {profile.geometry.dtype}, {profile.device}{of_threads}:"
     yield "microseconds of one token in one layer"
@@ -83,7 +84,7 @@ def table(profile: RestorationProfile, disk_bytes_per_s: float = 0.0) -> Iterato
 
 
 def layer_costs(profile: RestorationProfile) -> LayerCosts:
-    """Return what the planner calculates with on a worker that joins with these figures."""
+    """Return the costs that the planner uses for a worker that joins with these figures."""
     costs = costs_of(profile)
     return LayerCosts(
         layers=profile.geometry.layers,

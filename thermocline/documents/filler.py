@@ -1,4 +1,4 @@
-"""Sentences that state no fact anybody asks about: the bulk between the facts of a document.
+"""Sentences that no question asks about: the bulk between the facts of a document.
 
 The text is the project's own.  A few sentences have slots, so that the filler of a held-out
 document is not a fixed list that training has seen.

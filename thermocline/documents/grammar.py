@@ -2,7 +2,7 @@
 
 A document is a run of sentences: facts ("The access code of the Braxol clinic is 4821.") in random
 order with filler between them.  Every entity carries a made-up name.  A name belongs to exactly one
-split, decided by a checksum of the name, so a held-out document names nobody that training saw.
+split, decided by a checksum of the name, so a held-out document has no name that training saw.
 
 This module must not import torch: the demo and the benchmarks use it to make documents whose
 questions have known answers.  Everything random comes from the ``random.Random`` passed in.
@@ -50,16 +50,18 @@ QUESTION_TEMPLATES = (
 
 
 class Split(Enum):
-    """Which names a document may use."""
+    """The names and filler sentences that a document may use."""
 
     TRAINING = "training"
     HELDOUT = "heldout"
 
 
 class Tokenizer(Protocol):
-    """What ``make_document`` needs of a tokenizer: Hugging Face's and ``tokenizers``' both do."""
+    """The part of a tokenizer that ``make_document`` needs."""
 
-    def encode(self, text: str) -> Sequence[int]: ...
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the token ids of a text; only their number matters."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Question:
 
 
 def split_of(text: str) -> Split:
-    """Say which split a name or a filler sentence belongs to: one in eight is held out."""
+    """Return the split of a name or filler sentence: one in eight is held out."""
     return Split.HELDOUT if zlib.crc32(text.encode()) % 8 == 0 else Split.TRAINING
 
 
@@ -154,16 +156,12 @@ def shared_facts(rng: random.Random, count: int, split: Split) -> list[Fact]:
     return [Fact(e, a, make_value(rng, a, split)) for e, a in grid[:count]]
 
 
-def _capitalised(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
 def fact_sentence(rng: random.Random, fact: Fact) -> str:
     """State a fact in one of the fact templates."""
     return rng.choice(FACT_TEMPLATES).format(
         attribute=fact.attribute,
         entity=fact.entity,
-        Entity=_capitalised(fact.entity),
+        Entity=fact.entity[0].upper() + fact.entity[1:],
         value=fact.value,
     )
 
@@ -181,7 +179,6 @@ def make_document(
     *,
     split: Split = Split.HELDOUT,
     shared: bool = False,
-    filler_share: float = FILLER_SHARE,
 ) -> tuple[str, list[Question]]:
     """Make a document of about ``target_tokens`` tokens and one question for each of its facts.
 
@@ -190,31 +187,26 @@ def make_document(
     about 15 tokens.  The questions come in a random order, not in the document's.
 
     ``shared=False`` (the easy set) gives every fact an entity of its own; ``shared=True`` (the hard
-    set) lets entities and attributes recur.  ``filler_share`` is the chance that a sentence is
-    filler.  The same ``rng`` state and arguments give the same document on any machine.
+    set) lets entities and attributes recur.  The same ``rng`` state and arguments give the same
+    document on any machine.
     """
     enough_facts = max(2, target_tokens // 10)
     facts = (shared_facts if shared else distinct_facts)(rng, enough_facts, split)
-    document, stated = state_facts(rng, facts, target_tokens, tokenizer, split, filler_share)
+    document, stated = state_facts(rng, facts, target_tokens, tokenizer, split)
     questions = [question_about(rng, fact) for fact in stated]
     rng.shuffle(questions)
     return document, questions
 
 
 def state_facts(
-    rng: random.Random,
-    facts: Sequence[Fact],
-    target_tokens: int,
-    tokenizer: Tokenizer,
-    split: Split,
-    filler_share: float,
+    rng: random.Random, facts: Sequence[Fact], target_tokens: int, tokenizer: Tokenizer, split: Split
 ) -> tuple[str, list[Fact]]:
     """State facts in their order with filler between them, as many as fit (one at least); return which those are."""
     sentences: list[str] = []
     stated: list[Fact] = []
     used_tokens = 0
     while len(stated) < len(facts):
-        is_filler = rng.random() < filler_share
+        is_filler = rng.random() < FILLER_SHARE
         fact = facts[len(stated)]
         sentence = filler_sentence(rng, FILLER[split]) if is_filler else fact_sentence(rng, fact)
         used_tokens += len(tokenizer.encode(" " + sentence))

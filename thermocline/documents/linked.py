@@ -1,10 +1,10 @@
-"""Documents with questions that take more than one sentence to answer, beside those that take one.
+"""Documents with questions whose answers take one or more sentences of the document.
 
 Some facts link one entity to another ("The supplier of project Tabor is the Braxol clinic."). Kinds of questions:
 
 * ``one``: the value of an attribute of an entity;
 * ``several``: two values from two places of the document;
-* ``hops``: an attribute of what an entity is linked to, which the question does not name.
+* ``hops``: an attribute of a linked entity, which the question does not name.
 
 Entities and attributes recur, so every fact has distractors that share one of the two with it. Like :mod:`grammar`,
 this module does not import torch, and everything random comes from the ``random.Random`` that is passed in.
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thermocline.documents.grammar import (
-    FILLER_SHARE,
     Fact,
     Question,
     Split,
@@ -32,7 +31,7 @@ LINKS = ("supplier", "partner", "successor", "neighbour")
 """Attributes whose value is another entity."""
 
 LINKS_SHARE = 0.15
-"""Of the facts of a document."""
+"""Share of links among the facts of a document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Asked:
 
 
 def linked_facts(rng: random.Random, count: int, split: Split) -> list[Fact]:
-    """Draw about ``count`` facts in a random order; a part of them link entities of the others to one another."""
+    """Draw about ``count`` facts in a random order; LINKS_SHARE of them link entities of the others."""
     facts = shared_facts(rng, max(4, round(count * (1 - LINKS_SHARE))), split)
     entities = list(dict.fromkeys(fact.entity for fact in facts))
     places = [(entity, link) for entity in entities for link in LINKS]
@@ -57,9 +56,7 @@ def linked_facts(rng: random.Random, count: int, split: Split) -> list[Fact]:
 
 
 def questions_about(rng: random.Random, stated: list[Fact]) -> list[Asked]:
-    """Return one question for each fact, about half as many for two facts at once, and all hops that can be answered,
-    in a random order.
-    """
+    """Return questions in random order: one per fact, about half as many on two, and at most two hops per link."""
     asked = [Asked(question_about(rng, fact), "one") for fact in stated]
     plain = [fact for fact in stated if fact.attribute not in LINKS]
     for first, second in zip(*(rng.sample(plain, len(plain)) for _ in range(2)), strict=True):
@@ -74,16 +71,11 @@ def questions_about(rng: random.Random, stated: list[Fact]) -> list[Asked]:
 
 
 def make_linked_document(
-    rng: random.Random,
-    target_tokens: int,
-    tokenizer: Tokenizer,
-    *,
-    split: Split = Split.HELDOUT,
-    filler_share: float = FILLER_SHARE,
+    rng: random.Random, target_tokens: int, tokenizer: Tokenizer, *, split: Split = Split.HELDOUT
 ) -> tuple[str, list[Asked]]:
     """Make a document of at most about ``target_tokens`` tokens and its questions, as :func:`make_document` does."""
     facts = linked_facts(rng, max(4, target_tokens // 10), split)
-    document, stated = state_facts(rng, facts, target_tokens, tokenizer, split, filler_share)
+    document, stated = state_facts(rng, facts, target_tokens, tokenizer, split)
     return document, questions_about(rng, stated)
 
 

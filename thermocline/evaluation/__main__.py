@@ -1,4 +1,4 @@
-"""``thermocline eval``."""
+"""``thermocline eval``: flags, and the run of one evaluation with its gate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--limit", type=whole_number(10**9), metavar="N", help="ask at most N questions of the task")
     made.add_argument("--probe-heads", type=int, default=3, metavar="N", help="heads of a layer that vote")
-    made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="what a voter is")
+    made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="heads that vote")
     made.add_argument("--alpha", type=float, default=0.6, metavar="X", help="exponent of the similarity threshold")
     made.add_argument("--first-tokens", type=int, default=0, metavar="N", help="first tokens of a prefix always kept")
     made.add_argument("--recent-tokens", type=int, default=0, metavar="N", help="last tokens of a prefix always kept")
@@ -77,7 +77,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1: a ratio exceeds ``--max-drop``. Exit code 2: a line, task or model that makes no sense."""
+    """Run an evaluation. Exit codes: 0 passed, 1 a ratio exceeds ``--max-drop``, 2 an invalid flag, task or model."""
     options = parser().parse_args(argv)
     try:
         with kept_off_stdout():
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    # PyTorch takes seconds to import, which --help and a mistyped line need not wait for.
+    # PyTorch takes seconds to import, so flags are checked first.
     from thermocline.evaluation.run import Order, run
 
     _settle_methods(options)
@@ -128,7 +128,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _settle_methods(options: argparse.Namespace) -> None:
-    """Put defaults where nothing was said. Raises OperatorError for parts of prefixes whose KV is rounded."""
+    """Set the defaults of methods and ratios. Raises OperatorError for them together with ``--kv-dtype``."""
     given = [name for name in ("methods", "ratios", "gate_method") if getattr(options, name) is not None]
     if options.kv_dtype != "auto":
         if given:
@@ -142,7 +142,7 @@ def _settle_methods(options: argparse.Namespace) -> None:
 
 
 def _check_gate(options: argparse.Namespace) -> None:
-    """Raise OperatorError for a gate that would judge nothing."""
+    """Raise OperatorError for a gate without a limit, or on a method that is not measured."""
     if options.gate is not None and options.max_drop is None:
         raise OperatorError("--gate needs --max-drop")
     judged = (KV_METHOD,) if options.kv_dtype != "auto" else _names(options.methods)
@@ -167,7 +167,7 @@ def _task(options: argparse.Namespace, model_dir: Path) -> Task:
 
 
 class _TokenCounter:
-    """A model's tokenizer as the document maker wants it."""
+    """A model's tokenizer as the document maker needs it."""
 
     def __init__(self, model_dir: Path) -> None:
         from services.gateway.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Ask every question with the whole prefix, and again with what each method keeps of it."""
+"""Score every question with the whole prefix, and again with the part that each method keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thermocline.evaluation.prompts import Prompts
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared. ``ratios`` are of the prefix's tokens."""
+    """The methods and ratios to compare. ``ratios`` are shares of the prefix's tokens."""
 
     methods: tuple[Method, ...]
     ratios: tuple[float, ...]
@@ -34,7 +34,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Outcomes with the whole prefix, and the figures of each method and ratio in the order asked for."""
+    """Outcomes with the whole prefix, and the figures of each method and ratio, in the order of the plan."""
 
     whole: tuple[Outcome, ...]
     methods: tuple[MethodFigure, ...]
@@ -43,7 +43,7 @@ class Compared:
 def evaluate(
     groups: Sequence[Prompts], plan: Plan, scorer: Scorer, *, on_group: Callable[[], None] = lambda: None
 ) -> Compared:
-    """Score everything, group by group, so that each prefix is computed once. Raises what ``scorer`` raises.
+    """Score all questions, group by group, so that each prefix is computed once. Raises what ``scorer`` raises.
 
     ``on_group`` is called after each group.
     """
@@ -51,7 +51,7 @@ def evaluate(
     runs = {(method.name, ratio): _Run() for method in plan.methods for ratio in plan.ratios}
     for number, group in enumerate(groups):
         _score(whole, group, Full(), scorer, plan)
-        # Every prefix has draws of its own.
+        # Every prefix has its own random draws.
         settings = replace(plan.settings, seed=plan.settings.seed * 100_003 + number)
         for method in plan.methods:
             recorder = _recorded(method, group, scorer)
@@ -83,8 +83,10 @@ def _score(run: _Run, group: Prompts, selection: Selection, scorer: Scorer, plan
 
 
 def outcome(score: QuestionScore, right: int, *, multiple_choice: bool) -> Outcome:
-    """Return the outcome: a choice is right if none is more likely, whatever its length, and none before it equally so;
-    a free answer if greedy decoding writes exactly it.
+    """Return the outcome of one question, whose right answer has the index ``right``.
+
+    A choice is right if it is the first of the likeliest, whatever its length; a free answer if greedy decoding writes
+    exactly it.
     """
     likelihoods = [answer.log_probability for answer in score.answers]
     is_right = likelihoods.index(max(likelihoods)) == right if multiple_choice else score.answers[right].is_greedy

@@ -1,4 +1,4 @@
-"""What an evaluation found, and how sure that is. Pure.
+"""The figures of an evaluation, and their standard errors. Pure.
 
 A drop is measured in pairs: the same question with the whole prefix and with a part of it. So only questions whose
 outcome changed add to its error, and a small drop shows in fewer questions than two separate accuracies would need.
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One question: whether it was right, the right answer's log-probability in nats, what was read to answer it."""
+    """One question: whether it was right, the right answer's log-probability in nats, and the share of KV read."""
 
     right: bool
     log_probability: float
@@ -44,7 +44,7 @@ class MethodFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """``accuracy`` is with the whole prefix, ``standard_error_points`` that of it, ``chance`` that of guessing.
+    """An evaluation. ``accuracy`` and its error are with the whole prefix, ``chance`` is the accuracy of guessing.
 
     ``deviation_nats`` is the largest difference between a log-probability scored here and one recomputed from the first
     token, over the first questions.
@@ -73,6 +73,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def accuracy_of(outcomes: Sequence[Outcome]) -> float:
+    """Return the share of right outcomes, 0 to 1. Raises ZeroDivisionError for none."""
     return sum(one.right for one in outcomes) / len(outcomes)
 
 
@@ -84,8 +85,7 @@ def accuracy_error_points(accuracy: float, questions: int) -> float:
 def drop_error_points(lost: int, gained: int, questions: int) -> float:
     """Return the standard error of a drop in pairs, in percentage points.
 
-    One question more than were seen is taken to have changed: otherwise a short run in which nothing changed would
-    claim to be certain.
+    One more question is counted as changed than was seen: otherwise a short run without changes would have no error.
     """
     return float(100 * (lost + gained + 1) ** 0.5 / questions)
 
@@ -93,7 +93,7 @@ def drop_error_points(lost: int, gained: int, questions: int) -> float:
 def compare(
     method: str, ratio: float, whole: Sequence[Outcome], part: Sequence[Outcome], seconds: float
 ) -> MethodFigure:
-    """Both in the same order of questions."""
+    """Return the figures of a method: ``whole`` and ``part`` have the same questions in the same order."""
     pairs = list(zip(whole, part, strict=True))
     lost = sum(one.right and not other.right for one, other in pairs)
     gained = sum(other.right and not one.right for one, other in pairs)

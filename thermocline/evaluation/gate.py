@@ -1,4 +1,4 @@
-"""Whether a method may be used: the drop at each ratio against a limit, and a file that says so."""
+"""The quality gate of a method: the drop at each ratio against a limit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from thermocline.evaluation.figures import Evaluation, MethodFigure
 
 
 def judge(evaluation: Evaluation, method: str, max_drop_points: float) -> QualityGate:
-    """Return the gate: a ratio passes when its drop is within the limit, and was measured at least as finely as the
-    limit is.
-    """
+    """Return the gate: a ratio passes when its drop and the drop's standard error are within the limit."""
     found = sorted((one for one in evaluation.methods if one.method == method), key=lambda one: -one.ratio)
     return QualityGate(
         model=evaluation.model_fingerprint,
@@ -37,7 +35,7 @@ def judge(evaluation: Evaluation, method: str, max_drop_points: float) -> Qualit
 
 
 def faults(evaluation: Evaluation, method: str, max_drop_points: float) -> list[str]:
-    """One line for each ratio that does not pass, in the order of the evaluation."""
+    """Return one line for each ratio that does not pass, in the order of the evaluation."""
     found = [(one, _fault(one, max_drop_points)) for one in evaluation.methods if one.method == method]
     return [f"{method} at ratio {one.ratio:g} {fault}" for one, fault in found if fault]
 

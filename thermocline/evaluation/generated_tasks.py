@@ -1,8 +1,8 @@
-"""Tasks of any size that the bundled models can do, drawn from a seed. Names in them were never trained on.
+"""Tasks of any size that the bundled models can do, drawn from a seed. Their names are not in the training data.
 
-Not every pattern is within reach of models this small: copying from bare ``name: value`` lines, without a sentence and
-a question as they were trained on, stays at chance, and so it is not here. ``docs/how-to/evaluate.md`` has the accuracy
-of each with the whole prefix.
+Some patterns are beyond such small models: copying from bare ``name: value`` lines, without sentences and questions as
+in training, stays at chance, so it is left out. ``docs/how-to/evaluate.md`` has the accuracy of each task with the
+whole prefix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NEW_ITEMS = 40
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """``make`` draws one group; a document of it has about ``tokens`` tokens."""
+    """A kind of task. ``make(rng, tokens, tokenizer)`` draws one group, with a document of about ``tokens`` tokens."""
 
     kind: Literal["multiple_choice", "exact_match"]
     make: Callable[[random.Random, int, Tokenizer], Group]
@@ -63,12 +63,12 @@ def generate(name: str, *, questions: int, tokens: int, seed: int, tokenizer: To
 
 
 def _document(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """Facts between filler, each about an entity of its own; the answer is written out."""
+    """Return facts between filler, each about an entity of its own; the answer is written out."""
     return _asked_freely(*make_document(rng, tokens, tokenizer))
 
 
 def _matching(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """Return the same with entities and attributes that recur, so that only both together find a fact."""
+    """Return a document in which entities and attributes recur, so that only both together identify a fact."""
     return _asked_freely(*make_document(rng, tokens, tokenizer, shared=True))
 
 
@@ -78,7 +78,7 @@ def _asked_freely(document: str, asked: Sequence[grammar.Question]) -> Group:
 
 
 def _choosing(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """Return the right value of a fact among values of other facts of the document."""
+    """Return a document whose questions offer the right value among values of its other facts."""
     while True:
         document, asked = make_document(rng, tokens, tokenizer)
         values = list(dict.fromkeys(one.answer for one in asked))
@@ -89,7 +89,7 @@ def _choosing(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
 
 
 def _examples(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """Examples of questions with answers, and questions that ask for one of them in other words."""
+    """Return examples of questions with answers, and questions that ask the same in other words."""
     facts = distinct_facts(rng, EXAMPLES, Split.HELDOUT)
     shown = tuple(Example(question=question_about(rng, fact).text, answer=fact.value) for fact in facts)
     values = list(dict.fromkeys(fact.value for fact in facts))
@@ -98,7 +98,7 @@ def _examples(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
 
 
 def _groups(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """Which of four groups somebody is in: answers recur, and only the name tells which it is."""
+    """Return members of four groups, and questions on the group of each: only the name identifies it."""
     labels = rng.sample(WORDS, CHOICES)
     members = [make_entity(rng, make_name(rng, Split.HELDOUT)) for _ in range(MEMBERS)]
     facts = [Fact(member, "group", rng.choice(labels)) for member in dict.fromkeys(members)]
@@ -108,7 +108,7 @@ def _groups(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
 
 
 def _kinds(rng: random.Random, tokens: int, tokenizer: Tokenizer) -> Group:
-    """Few-shot classification: places and machines have a label each, and new ones are asked about."""
+    """Return few-shot classification: places and machines have a label each, and the questions are on new ones."""
     labels = rng.sample(WORDS, 2)
 
     def item() -> Fact:
@@ -138,4 +138,4 @@ GENERATED = {
     "groups": _Maker("multiple_choice", _groups),
     "kinds": _Maker("multiple_choice", _kinds),
 }
-"""Tasks by name."""
+"""Makers of tasks by name."""

@@ -1,7 +1,7 @@
-"""From a task's texts to tokens: the shared prefix by itself, and every question and answer as what is added to it.
+"""From a task's texts to tokens: the shared prefix by itself, then every question and answer as additions to it.
 
-A prefix is tokenised once and for all its questions, because that is what makes its KV shared. So texts are cut at its
-end and at the end of the question, and tokenised apart; in the chat layout special tokens lie there anyway.
+A prefix is tokenised once for all its questions, so that its KV can be shared. So texts are cut at its end and at the
+end of the question, and tokenised apart; in the chat layout special tokens lie there anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BETWEEN_DOCUMENTS = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """One group in tokens. ``right[i]`` is the index of the right answer among those of ``asked[i]``."""
+    """One group as token ids. ``right[i]`` is the index of the right answer among those of ``asked[i]``."""
 
     prefix: tuple[int, ...]
     asked: tuple[Asked, ...]
@@ -30,12 +30,12 @@ class Prompts:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its longest answer."""
+        """Number of tokens of the longest prompt with its longest answer."""
         return len(self.prefix) + max(one.length for one in self.asked)
 
 
 class PromptMaker:
-    """Makes the prompts of one model."""
+    """The maker of one model's prompts."""
 
     def __init__(self, model_dir: Path) -> None:
         """Load the tokenizer. Raises OperatorError when that fails."""
@@ -93,7 +93,7 @@ class PromptMaker:
             raise ConfigError(f'{error.message}; give the task "layout": "text"') from error
 
     def _reply(self, text: str) -> tuple[int, ...]:
-        """Tokens of an answer up to the one that ends it: the model writes nothing of what a template puts behind."""
+        """Return an answer's tokens up to its end token: a template may add more behind it, which no model writes."""
         ids = self._encode(text)
         ends = [place for place, token in enumerate(ids) if token in self._ends]
         return ids[: ends[0] + 1] if ends else ids
@@ -103,7 +103,7 @@ class PromptMaker:
 
 
 def _messages(prefix: SharedPrefix) -> list[dict[str, Any]]:
-    """Documents are the system's message, examples are turns."""
+    """Return a prefix as chat messages: documents are the system's message, examples are turns."""
     parts = (prefix,) if isinstance(prefix, str) else prefix
     documents = [part for part in parts if isinstance(part, str)]
     messages: list[dict[str, Any]] = []
@@ -117,7 +117,7 @@ def _messages(prefix: SharedPrefix) -> list[dict[str, Any]]:
 
 
 def _added(before: str, after: str) -> str:
-    """Return what ``after`` adds to ``before``. Raises ConfigError where a template changes what it wrote before."""
+    """Return what ``after`` adds to ``before``. Raises ConfigError where a template rewrites ``before``."""
     if not after.startswith(before) or len(after) == len(before):
         raise ConfigError('the chat template rewrites earlier messages; give the task "layout": "text"')
     return after[len(before) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thermocline.cache import tables
 from thermocline.evaluation.figures import Evaluation
 
 _COLUMNS = (
@@ -19,9 +20,9 @@ _COLUMNS = (
 
 
 def table(evaluation: Evaluation) -> str:
-    """Return a heading of what was asked, and a row a method and ratio; drops and errors in percentage points."""
-    rows = [list(_COLUMNS)]
-    rows.append(["whole prefix", "100%", f"{evaluation.accuracy:.1%}", "", f"{evaluation.standard_error_points:.2f}"])
+    """Return a heading, a row per method and ratio (drops and errors in percentage points), and the deviation."""
+    whole = ["whole prefix", "100%", f"{evaluation.accuracy:.1%}", "", f"{evaluation.standard_error_points:.2f}"]
+    rows = [whole + [""] * (len(_COLUMNS) - len(whole))]
     for one in evaluation.methods:
         rows.append(
             [
@@ -37,19 +38,10 @@ def table(evaluation: Evaluation) -> str:
                 f"{one.fallbacks:.0%}",
             ]
         )
-    rows = [row + [""] * (len(_COLUMNS) - len(row)) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
     heading = (
         f"{evaluation.model} on {evaluation.task}: {evaluation.questions} questions "
         f"over {evaluation.prefixes} prefixes of {evaluation.prefix_tokens} tokens on average; "
         f"guessing gives {evaluation.chance:.0%}"
     )
     deviation = f"largest difference to recomputation: {evaluation.deviation_nats:.1e} nats"
-    return "\n".join([heading, "", *lines, "", deviation])
+    return "\n".join([heading, "", *tables.table(_COLUMNS, rows), "", deviation])

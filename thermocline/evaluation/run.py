@@ -26,18 +26,18 @@ from thermocline.evaluation.task_file import Task
 PAGE_SIZE = 16
 SHM_PREFIX = "thermocline-eval"
 PROBE_PAGES = 16
-"""A model is verified with two short prompts when it is loaded, which need pages too."""
+"""Pages for the two short prompts by which a model is verified when it is loaded."""
 
 CHECKED_QUESTIONS = 3
 MAX_DEVIATION_NATS = {"float32": 0.01}
-"""Beyond it something other than rounding differs. Half precision rounds differently wherever sums are split."""
+"""A larger deviation is not rounding. Half precision rounds differently wherever sums are split."""
 
 MAX_DEVIATION_HALF_NATS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to evaluate, as the command line has it."""
+    """One evaluation to run, as given on the command line."""
 
     model_dir: Path
     task: Task
@@ -53,12 +53,14 @@ class Order:
     device: str
     threads: int
     kv_dtype: KvDtype = "auto"
-    """Unless it is ``auto`` answers over whole prefixes are compared, with KV as it is computed and with it so."""
+    """Other than ``auto``: compare answers over whole prefixes, with KV as computed and with KV of this type."""
 
 
 def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, groups: None) -> Evaluation:
-    """Run. Raises ConfigError, UnsupportedModel or ContextTooLong for what cannot be evaluated, and IntegrityError when
-    scoring does not agree with recomputation. ``on_group(done, groups)`` tells how far it is.
+    """Run an evaluation; ``on_group(done, groups)`` is called after each group.
+
+    Raises ConfigError, UnsupportedModel or ContextTooLong for an order that cannot be evaluated, and IntegrityError
+    when scoring does not agree with recomputation.
     """
     began = time.perf_counter()
     plan = _plan(order)
@@ -109,7 +111,7 @@ def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, gro
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """All questions over one runner, whose K and V are computed in ``dtype``."""
+    """Results of all questions with one runner, whose K and V are computed in ``dtype``."""
 
     compared: Compared
     deviation_nats: float
@@ -123,7 +125,7 @@ def _score(
     began = time.perf_counter()
     runner = _runner(order, max(group.longest for group in groups), kv_dtype)
     try:
-        for group in groups:  # Before any is scored, so that a long one does not end a run in its last minute.
+        for group in groups:  # Before any is scored, so that a long one does not end a run late.
             check_context(runner, group.prefix, group.asked)
         deviation = _deviation(runner, groups[0])
         compared = evaluate(groups, plan, RunnerScorer(runner), on_group=on_group)
@@ -133,7 +135,7 @@ def _score(
 
 
 def _plan(order: Order) -> Plan:
-    """Return the plan. Raises ConfigError for names and numbers that make no sense, before any model is loaded."""
+    """Return the plan. Raises ConfigError for invalid names and numbers, before any model is loaded."""
     if (not order.ratios and order.methods) or any(not 0 < ratio <= 1 for ratio in order.ratios):
         raise ConfigError("ratios must be above 0 and at most 1")
     for what, several in (("ratio", order.ratios), ("method", order.methods)):
@@ -151,7 +153,7 @@ def _plan(order: Order) -> Plan:
 
 
 def _check_records(task: Task) -> None:
-    """Raise ConfigError for a prefix about which there is nothing to learn from other questions."""
+    """Raise ConfigError for a prefix with a single question: static pre-identification learns from the others."""
     lonely = sum(len(group.questions) < 2 for group in task.groups)
     if lonely:
         raise ConfigError(
@@ -161,7 +163,7 @@ def _check_records(task: Task) -> None:
 
 
 def _runner(order: Order, longest: int, kv_dtype: KvDtype) -> ModelRunner:
-    reap(SHM_PREFIX)  # Pools of evaluations that were killed would stay in memory for good.
+    reap(SHM_PREFIX)  # Pools of killed evaluations would stay in memory for ever.
     return ModelRunner.load(
         order.model_dir,
         dtype=order.dtype,
@@ -176,8 +178,9 @@ def _runner(order: Order, longest: int, kv_dtype: KvDtype) -> ModelRunner:
 
 
 def _deviation(runner: ModelRunner, group: Prompts) -> float:
-    """Return the largest difference in nats to recomputation over a few questions. Raises IntegrityError when it is
-    large.
+    """Return the largest difference to recomputation over the first questions, in nats.
+
+    Raises IntegrityError when it is beyond rounding.
     """
     asked = group.asked[:CHECKED_QUESTIONS]
     recomputed = RecomputingScorer(runner).score(group.prefix, asked)
@@ -193,7 +196,7 @@ def _deviation(runner: ModelRunner, group: Prompts) -> float:
 
 
 def _chance(task: Task) -> float:
-    """Return the accuracy of guessing."""
+    """Return the expected accuracy of guessing, 0 to 1."""
     if task.kind == "exact_match":
         return 0.0
     chances: Sequence[float] = [1 / len(one.choices) for group in task.groups for one in group.questions]

@@ -1,6 +1,6 @@
 """Task files: questions about shared prefixes, in JSON. ``docs/reference/task-format.md`` describes the format.
 
-A file is checked as a whole, so that all its faults can be mended at once, each named by its place.
+A file is checked as a whole: all faults are reported at once, each with its place.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shared.undecodable import UNDECODABLE
 
 MAX_FILE_BYTES = 256 * 1024**2
 MAX_FAULTS = 20
-"""Faults that are told; the rest is only counted."""
+"""Faults that an error lists; the rest are only counted."""
 
 T = TypeVar("T")
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question with its answer, as a part of a prefix."""
+    """A question with its answer in a shared prefix."""
 
     question: str
     answer: str
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``answer`` is the right one's text. ``choices`` hold it and others, and are only of multiple choice."""
+    """A question and its right answer. ``choices``, for multiple choice only, hold that answer and others."""
 
     question: str
     answer: str
@@ -49,8 +49,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``layout`` "chat": the model's chat template is wrapped around all texts. "text": they are put together as they
-    are, each answer followed by ``ends_with``.
+    """A task of an evaluation.
+
+    Layout "chat" wraps all texts in the model's chat template; "text" concatenates them as they are, each answer
+    followed by ``ends_with``.
     """
 
     name: str
@@ -61,16 +63,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def questions(self) -> int:
+        """Number of questions in all groups."""
         return sum(len(group.questions) for group in self.groups)
 
     def digest(self) -> str:
-        """32 hex digits over everything in the task: equal for equal tasks, however their files are laid out."""
+        """Return 32 hex digits over the whole task: equal for equal tasks, whatever the layout of their files."""
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
     def limited(self, questions: int) -> Task:
-        """Return the task with its first ``questions`` questions at most.
+        """Return the task with its first ``questions`` questions at most, or one less.
 
-        The cut leaves no question alone with its prefix unless there is no other: some methods learn from others.
+        The cut leaves no single question of a larger group, since some methods learn from others, unless in the first.
         """
         groups: list[Group] = []
         left = questions
@@ -83,7 +86,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class _Header(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The file's own fields; what is in its lists is read one by one."""
+    """The file's own fields; the entries of its lists are converted one by one."""
 
     name: str
     kind: Literal["multiple_choice", "exact_match"]
@@ -100,7 +103,7 @@ class _Group(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def load_task(path: Path) -> Task:
-    """Read a task file. Raises ConfigError, with all its faults and their places, when it is not one."""
+    """Read a task file. Raises ConfigError, with its faults and their places, for an invalid one."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
@@ -114,7 +117,7 @@ def load_task(path: Path) -> Task:
 
 
 def parse_task(raw: bytes) -> Task:
-    """Parse the task in ``raw``. Raises ConfigError, a line for each fault."""
+    """Parse a task from JSON. Raises ConfigError with a line for each fault."""
     faults: list[str] = []
     try:
         document = msgspec.json.decode(raw)
@@ -131,7 +134,7 @@ def parse_task(raw: bytes) -> Task:
         ends_with=header.ends_with,
         groups=tuple(group for group in groups if group is not None),
     )
-    if not faults:  # What follows names places by index, which a group that was left out would shift.
+    if not faults:  # The checks below name places by index, which a group that was left out would shift.
         single = header.groups is msgspec.UNSET
         faults += _faults_of(task, "$" if single else None)
     if faults:
@@ -140,7 +143,7 @@ def parse_task(raw: bytes) -> Task:
 
 
 def save_task(task: Task, path: Path) -> None:
-    """Write a task that :func:`load_task` reads back equal. Raises ConfigError when it cannot be written."""
+    """Write a task as JSON for :func:`load_task`. Raises ConfigError when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(task), indent=1) + b"\n")
@@ -149,13 +152,13 @@ def save_task(task: Task, path: Path) -> None:
 
 
 def _raw_groups(header: _Header, document: Any, faults: list[str]) -> Iterator[tuple[str, Any]]:
-    """Every group with its place: those of ``groups``, or the file's own prefix and questions as the only one."""
+    """Yield every group with its place: those of ``groups``, or the file's own prefix and questions as the only one."""
     of_file = {name: document[name] for name in ("shared_prefix", "questions") if name in document}
     if header.groups is msgspec.UNSET:
         yield "$", of_file
         return
     if of_file:
-        faults.append(f"$: has groups, so {' and '.join(of_file)} belong into them")
+        faults.append(f"$: has groups, so {' and '.join(of_file)} belong inside them")
     for number, value in enumerate(header.groups):
         yield f"$.groups[{number}]", value
 
@@ -175,7 +178,7 @@ def _group(value: Any, place: str, faults: list[str]) -> Group | None:
 
 
 def _converted(value: Any, kind: type[T], place: str, faults: list[str]) -> T | None:
-    """``value`` as ``kind``, or None and one more fault."""
+    """Return ``value`` as ``kind``, or add a fault and return None."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -185,7 +185,7 @@ def _quota(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: done; 1: refused; 2: bad arguments, or a file that is faulty."""
+    """Run one verb. Exit codes: 0 done; 1 refused, or the file cannot be written; 2 bad arguments, or a faulty file."""
     arguments = parser().parse_args(argv)
     try:
         arguments.run(arguments)

@@ -1,1 +1,1 @@
-"""Measures any OpenAI-compatible server: ours or another."""
+"""``thermocline load``: measures any OpenAI-compatible server under load, ours or another."""

@@ -1,4 +1,4 @@
-"""``thermocline load``."""
+"""``thermocline load``: one run of load, or a comparison of earlier ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WARMUP_TOKENS = 64
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0: every request was answered. 1: not every one. 2: a line, file or server that makes no sense."""
+    """Run. Exit codes: 0 all requests answered, 1 some not, 2 bad flags, file or server, 130 interrupted."""
     arguments = with_new_json(sys.argv[1:] if argv is None else argv, "thermocline load")
     options = parser().parse_args(arguments)
     try:
@@ -97,7 +97,7 @@ def _run_to_the_end(options: argparse.Namespace, arguments: list[str], base_url:
 
 
 def _workload(options: argparse.Namespace) -> Workload:
-    """Make the workload. Raises InvalidRequest for a trace that is malformed, before anything is sent."""
+    """Return the workload. Raises InvalidRequest for a malformed trace, before anything is sent."""
     if options.trace is None:
         return make_workload(options.workload, options.settings, options.seed)
     if not sum(1 for _ in read_trace(options.trace, options.requests)):
@@ -120,7 +120,7 @@ def _pace(options: argparse.Namespace) -> Pace:
 
 async def _run(options: argparse.Namespace, arguments: list[str], base_url: str, workload: Workload) -> Report:
     pace, clock = _pace(options), MonotonicClock()
-    # The address of an API often ends with its version, which every path here begins with.
+    # The address of an API often ends with its version, with which every path here begins.
     root = base_url.rstrip("/").removesuffix("/v1")
     http = HttpClient(root, _headers(options), clock, connect_timeout_s=min(CONNECT_S, options.timeout_s))
     try:
@@ -159,9 +159,7 @@ async def _run(options: argparse.Namespace, arguments: list[str], base_url: str,
 
 @contextmanager
 def _long_lived_objects_left_alone() -> Iterator[None]:
-    """Keep the collector from long-lived objects: looking through all modules takes tens of milliseconds of some
-    request.
-    """
+    """Freeze long-lived objects for the garbage collector, whose full scan would delay a request by tens of ms."""
     gc.collect()
     gc.freeze()
     try:
@@ -181,7 +179,7 @@ def _headers(options: argparse.Namespace) -> dict[str, str]:
 
 
 async def _warm_up(options: argparse.Namespace, http: HttpClient, dialect: Dialect, clock: MonotonicClock) -> None:
-    """Send requests of another seed, so that the server has their code paths but none of the measured prompts.
+    """Send requests of another seed, so that the server's code is warm but no measured prompt is cached.
 
     Raises OperatorError when one of them fails.
     """
@@ -208,7 +206,7 @@ def _report(
     slo = Slo(ttft_ms=options.slo_ttft_ms, itl_ms=options.slo_itl_ms)
     asked = ("requests", "seconds", "rate", "arrivals", "concurrency", "length_scale", "warmup", "retries")
     settings = {name: getattr(options, name) for name in asked}
-    # As files of earlier releases name it, so that theirs can be compared with ours.
+    # Named as in files of earlier releases, so that they can be compared.
     settings |= {"scale": options.time_scale, "set": sorted(options.settings)}
     return Report(
         label=options.label or (options.out.stem if options.out else dialect.model),

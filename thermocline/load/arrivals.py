@@ -1,4 +1,4 @@
-"""When requests are meant to come. Pure, given a seed."""
+"""Intended times of arrival in an open loop. Pure, given a seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Arrivals = Literal["poisson", "constant"]
 
 
 def arrival_times(arrivals: Arrivals, rate: float, seed: int) -> Iterator[float]:
-    """Seconds from the start, without an end; ``rate`` is requests (or conversations) a second."""
+    """Yield seconds from the start, without an end; ``rate`` is requests (or conversations) a second."""
     if arrivals == "constant":
         for number in itertools.count():
             yield number / rate
-    # Of its own: the same seed gives the same arrivals, whatever the workload draws.
+    # A generator of its own: the same seed gives the same arrivals, whatever the workload draws.
     rng, time_s = Random(f"bench-arrivals-{seed}"), 0.0
     while True:
         time_s += rng.expovariate(rate)

@@ -8,19 +8,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since some moment, and a way to wait."""
+    """A clock that a run reads and waits by."""
 
-    def now_s(self) -> float: ...
+    def now_s(self) -> float:
+        """Return seconds since an arbitrary moment; never decreases."""
+        ...
 
     async def sleep_until(self, time_s: float) -> None:
-        """Return at this time, or at once where it has passed."""
+        """Wait until ``now_s()`` is ``time_s``; return at once if it has passed."""
 
 
 class MonotonicClock:
-    """The machine's own."""
+    """The machine's clock."""
 
     def now_s(self) -> float:
+        """Return ``time.perf_counter()``, whose resolution suits gaps between tokens."""
         return time.perf_counter()
 
     async def sleep_until(self, time_s: float) -> None:
+        """Sleep until ``time_s``, or yield to the event loop once if it has passed."""
         await asyncio.sleep(max(0.0, time_s - time.perf_counter()))

@@ -1,4 +1,4 @@
-"""The flags of ``thermocline load``, and what is wrong with a line."""
+"""The flags of ``thermocline load``, and their check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thermocline.load.dialect import APIS
 from thermocline.load.workloads import WORKLOADS, options_of
 
 MAX_REQUESTS = 100_000
-"""Each gap between tokens is kept until the end."""
+"""A bound on memory: every gap between tokens is kept until the end."""
 
 MAX_PLACES = 4096
 DEFAULT_CLOSED_PLACES = 16
@@ -88,7 +88,7 @@ def parser() -> ArgumentParser:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise ConfigError naming every fault."""
+    """Raise ConfigError that names every invalid flag."""
     faults = [
         f"--{flag.replace('_', '-')} must be from {least:,} to {most:,}"
         for flag, least, most in (
@@ -103,7 +103,7 @@ def check(options: argparse.Namespace) -> None:
     faults += [
         f"--{flag.replace('_', '-')} must be a number above 0"
         for flag in ("rate", "time_scale", "length_scale", "seconds", "timeout_s", "slo_ttft_ms", "slo_itl_ms")
-        # A comparison that a NaN fails too.
+        # A comparison that NaN fails, too.
         if (value := getattr(options, flag)) is not None and not 0 < value < math.inf
     ]
     if options.null_server is not None and not 0 <= options.null_server < math.inf:
@@ -133,5 +133,5 @@ def _url_faults(given: str | None) -> list[str]:
         return ["--url must begin with http:// or https:// and name a host"]
     if url.query or url.fragment:
         return ["--url must end with a path"]
-    # The whole line goes into the file of figures.
+    # The whole command line goes into the file of figures.
     return ["--url must hold no password; put a key into the environment"] if url.userinfo else []

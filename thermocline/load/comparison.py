@@ -1,8 +1,8 @@
-"""How runs differ, and how sure that is. Pure.
+"""Ratios between runs, with confidence intervals. Pure.
 
-Intervals come from a moving-block bootstrap: whole stretches of neighbouring requests are drawn, because requests that
-are close in time wait in the same queues, and drawing each by itself would make a figure look surer than it is.
-They say nothing of what differs between two runs of the same line; for that, repeat the runs.
+Intervals come from a moving-block bootstrap: whole blocks of neighbouring requests are drawn, because requests close in
+time wait in the same queues, and independent draws would make intervals too narrow. They do not cover the variance
+between two runs of the same command line; for that, repeat the runs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from thermocline.load.report import Report
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-_MOST_DRAWN_AT_ONCE = 4_000_000  # Values, which bounds memory.
+_MOST_DRAWN_AT_ONCE = 4_000_000  # Values; a bound on memory.
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of a run divided by that of the first; ``low`` to ``high`` holds it with the confidence.
+    """One figure of a run divided by that of the first; ``low`` to ``high`` is its confidence interval.
 
-    ``ratio`` is None where one has no such figure, and the interval where it is not made of requests.
+    ``ratio`` is None where a run lacks the figure; the interval where the figure is not one of single requests.
     """
 
     figure: str
@@ -41,7 +41,7 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 
 def _ranked(fraction: float) -> Statistic:
-    """Return the quantile as ``thermocline.client.figures`` takes it, of each row."""
+    """Return a function to the nearest-rank quantile of each row, as in ``thermocline.client.figures``."""
 
     def of(values: np.ndarray) -> np.ndarray:
         place = min(values.shape[-1] - 1, int(fraction * values.shape[-1]))
@@ -60,7 +60,7 @@ _RATES = (
 
 
 def compare(base: Report, other: Report) -> list[Ratio]:
-    """All ratios of ``other`` to ``base``; the same reports give the same intervals."""
+    """Return all ratios of ``other`` to ``base``; the same reports give the same intervals."""
     found = []
     for title, field in _TIMES:
         ours, theirs = (_values(report.requests, field) for report in (base, other))
@@ -74,7 +74,7 @@ def compare(base: Report, other: Report) -> list[Ratio]:
 
 
 def differences(base: Report, other: Report) -> list[str]:
-    """Return what besides the server is not the same, so that the ratios may be of that instead."""
+    """Return the differences besides the server, which may explain the ratios, too."""
     found = [
         f"{name}: {ours} and {theirs}"
         for name, ours, theirs in (
@@ -101,7 +101,7 @@ def differences(base: Report, other: Report) -> list[str]:
 
 
 def _values(rows: Sequence[Row], field: str) -> np.ndarray:
-    """float64 ``(requests,)`` in order of the intended start."""
+    """Return one field of all rows that have it, in order of the intended start: float64 ``(requests,)``."""
     values = [getattr(row, field) for row in sorted(rows, key=lambda row: (row.due_ms, row.number))]
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
@@ -112,7 +112,7 @@ def _time_ratio(title: str, ours: np.ndarray, theirs: np.ndarray, statistic: Sta
     base, value = float(statistic(ours)), float(statistic(theirs))
     if base <= 0:
         return Ratio(figure=title, base=base, value=value, ratio=None)
-    # Two generators: how many values one run has must not change what is drawn of the other.
+    # Two generators: the number of values in one run must not change the draws of the other.
     drawn = [_resampled(run, statistic, np.random.default_rng(number)) for number, run in enumerate((ours, theirs))]
     ratios = drawn[1] / np.maximum(drawn[0], np.finfo(np.float64).tiny)
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -120,7 +120,7 @@ def _time_ratio(title: str, ours: np.ndarray, theirs: np.ndarray, statistic: Sta
 
 
 def _resampled(values: np.ndarray, statistic: Statistic, rng: np.random.Generator) -> np.ndarray:
-    """Return the statistic of RESAMPLES runs made of blocks of this one: float64 ``(RESAMPLES,)``."""
+    """Return the statistic of RESAMPLES runs drawn as blocks of this one: float64 ``(RESAMPLES,)``."""
     count = values.size
     length = max(1, round(count ** (1 / 3)))  # The usual rate for a mean (Künsch 1989).
     blocks = -(-count // length)

@@ -1,7 +1,7 @@
-"""What a server understands: found by asking it, so that one command line measures any of them.
+"""The API that a server takes, found by trying, so that one command line measures any server.
 
-Best are prompts of token ids through /v1/completions, because then lengths and shared prefixes are exact. Else they are
-texts, whose length in tokens is near: how many words the server counts as a token is measured first.
+Prompts of token ids through /v1/completions are best, since lengths and shared prefixes are exact. Else prompts are
+texts of approximate length: the number of words that the server counts as a token is measured first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Api = Literal["tokens", "text", "chat"]
 APIS: tuple[Api, ...] = get_args(Api)
 PATHS: dict[Api, str] = {"tokens": "/v1/completions", "text": "/v1/completions", "chat": "/v1/chat/completions"}
 
-# Byte-level vocabularies put special tokens first, most others put them last: prompts keep clear of both.
+# Byte-level vocabularies put special tokens first, most others last: prompts avoid both.
 _FIRST_ORDINARY_TOKEN = 8
 _USUAL_VOCABULARY = range(1000, 31_000)
 _PROBE_TOKENS = 16
@@ -36,9 +36,9 @@ _EXTENSIONS = {"ignore_eos": True, "return_token_ids": True}
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """``is_extended``: it takes ``ignore_eos``, so answers are as long as asked.
+    """One server's dialect. With ``is_extended`` it takes ``ignore_eos``, so answers have the requested length.
 
-    ``returns_tokens``: it says an answer's token ids. ``max_context`` is None where the server does not say.
+    With ``returns_tokens`` it returns an answer's token ids. ``max_context`` is None where the server does not say.
     """
 
     model: str
@@ -52,10 +52,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
+        """Path of the endpoint that takes such prompts."""
         return PATHS[self.api]
 
     def body(self, prompt: Any, max_tokens: int) -> bytes:
-        """Return the JSON of one request; ``prompt`` is token ids, a text or messages, as the API wants it."""
+        """Return the JSON of one request; ``prompt`` is token ids, a text or messages, depending on the API."""
         return msgspec.json.encode(_body(self.model, self.api, prompt, max_tokens, is_extended=self.is_extended))
 
 
@@ -78,10 +79,10 @@ class _Cards(msgspec.Struct):
 async def find_dialect(
     http: Http, clock: Clock, *, model: str | None, api: Api | None, has_turns: bool, timeout_s: float
 ) -> Dialect:
-    """Ask the server what it takes. ``has_turns``: later prompts repeat answers, which as tokens takes their ids.
+    """Probe the server for the best API. With ``has_turns`` prompts repeat answers, so tokens need answers' ids.
 
-    Raises Unavailable when it cannot be reached or speaks another language, InvalidRequest when it refuses what was
-    asked for (``--model``, ``--api``) or the key.
+    Raises Unavailable when it cannot be reached or has no such API, InvalidRequest when it refuses the requested
+    ``model`` or ``api``, or the key.
     """
     card = await _card(http, model, timeout_s)
     vocabulary = range(_FIRST_ORDINARY_TOKEN, card.vocab_size) if card.vocab_size else _USUAL_VOCABULARY
@@ -110,7 +111,7 @@ async def find_dialect(
 
 
 async def _card(http: Http, model: str | None, timeout_s: float) -> _Card:
-    """Return the entry of the model in /v1/models; one that the server does not list is asked for all the same."""
+    """Return the entry of the model in /v1/models, or a bare one for a ``model`` that is not listed."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await http.send("GET", "/v1/models", b"", None)
@@ -122,7 +123,7 @@ async def _card(http: Http, model: str | None, timeout_s: float) -> _Card:
     except (RequestError, TimeoutError) as error:
         raise Unavailable(f"the server does not answer: {str(error) or type(error).__name__}") from error
     except UNDECODABLE as error:
-        raise Unavailable(f"what the server gives at /v1/models is not OpenAI's list of models: {error}") from error
+        raise Unavailable(f"the server's answer at /v1/models is not OpenAI's list of models: {error}") from error
     if model is not None:
         return next((card for card in cards if card.id == model), _Card(model))
     if not cards:
@@ -146,7 +147,7 @@ class _Prober:
         return await self._ask(api, ids if api == "tokens" else self._prompt(api, _SHORT_WORDS), is_extended)
 
     async def words_per_token(self, api: Api, is_extended: bool) -> float:
-        """From two lengths, so that what a template adds to each does not count. 1 where there is no usage."""
+        """Return words per token, measured by two lengths so that a template's tokens cancel; 1 without usage."""
         counts = []
         for words in (_SHORT_WORDS, _LONG_WORDS):
             reply = await self._ask(api, self._prompt(api, words), is_extended)

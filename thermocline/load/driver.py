@@ -1,7 +1,7 @@
 """Sends a workload's requests when they are due.
 
-Open loop: each at its time, whatever became of those before; what is sent late, because the client was busy or its
-bound on requests in flight was reached, still counts from when it was due. Closed loop: the next when one is over.
+Open loop: each at its time, independent of earlier ones; one that is sent late, because the client was busy or its
+limit of requests in flight was reached, still counts from its due time. Closed loop: the next when one has ended.
 A conversation keeps its place, through its pauses, until its last answer.
 """
 
@@ -20,27 +20,33 @@ from thermocline.load.talker import Prepared
 from thermocline.simulate.workloads import Asked, Workload
 
 GIVE_UP_AFTER = 20
-"""So many requests in a row, each sent after the first of them had failed, without any answer: the server is gone."""
+"""The server counts as gone after so many failures in a row, all sent after the first of them had failed."""
 
 _AHEAD_BYTES = 256 * 2**20
-"""Requests are made before the first is sent, so that making one delays none, up to so many bytes."""
+"""Requests are prepared before the first is sent, up to so many bytes, so that preparing delays none."""
 
 _QUIET_S = 0.02
-"""What did not fit then is made while nothing else is due for so long."""
+"""The others are prepared while no request is due for at least this time."""
 
 
 class Sender(Protocol):
-    """What makes requests and sends them; the Talker, or a test's."""
+    """Prepares requests and sends them: the Talker, or a fake in tests."""
 
-    def prepare(self, asked: Asked, said: Mapping[int, Said]) -> Prepared: ...
+    def prepare(self, asked: Asked, said: Mapping[int, Said]) -> Prepared:
+        """Return the request for ``asked``, whose prompt repeats the earlier answers ``said``, by span name."""
+        ...
 
-    async def send(self, prepared: Prepared, number: int, due_s: float) -> Reply: ...
+    async def send(self, prepared: Prepared, number: int, due_s: float) -> Reply:
+        """Send a request and return its reply, failed ones too; latency counts from ``due_s``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """``times`` are seconds from the start, one for each request that waits for no other; None is closed loop, or the
-    workload's own times divided by ``time_scale`` where it has some. ``places`` may be under way at once.
+    """The pace of a run.
+
+    ``times`` are seconds from the start, one for each request that follows no other; None is a closed loop, or the
+    workload's own times divided by ``time_scale``. At most ``places`` are in flight.
     """
 
     requests: int
@@ -52,7 +58,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that came back, in order of ending. ``gone_s`` is when the server was given up, if it was."""
+    """All replies, in order of ending. ``gone_s`` is when the server stopped answering, in seconds; None if never."""
 
     replies: list[Reply] = field(default_factory=list)
     began_s: float = 0.0
@@ -62,12 +68,12 @@ class Outcome:
 
 
 class _GaveUp(Exception):
-    """Ends the task group, and with it all that is still under way."""
+    """Raised to end the task group, and all requests in flight with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """A request that waits for no other; ``due_s`` is from the start, None as soon as there is room."""
+    """A request that follows no other; ``due_s`` is from the start, None for as soon as a place is free."""
 
     asked: Asked
     prepared: Prepared
@@ -75,11 +81,16 @@ class _First:
 
 
 class Driver:
-    """Runs once."""
+    """The driver of one run; :meth:`run` it once."""
 
     def __init__(
         self, workload: Workload, sender: Sender, clock: Clock, pace: Pace, on_reply: Callable[[Reply], None]
     ) -> None:
+        """Take ``workload``, which can be used only once; nothing is prepared or sent before :meth:`run`.
+
+        Times are seconds of ``clock``. ``on_reply`` is called with every reply, failed ones too, as soon as it has
+        ended.
+        """
         self._workload = workload
         self._asked = workload.requests()
         self._sender = sender
@@ -96,7 +107,7 @@ class Driver:
         self.outcome = Outcome()
 
     async def run(self) -> Outcome:
-        """Send everything and wait for what comes of it; ends early when the server is gone."""
+        """Send all requests and wait for the replies; end early when the server is gone."""
         outcome = self.outcome
         while self._has_room():
             self._make_one()
@@ -111,7 +122,7 @@ class Driver:
         return outcome
 
     def _has_room(self) -> bool:
-        """Whether one more may be made ahead: one at least, whatever its size, while there is any to send."""
+        """Return whether one more may be prepared ahead: at least one, whatever its size, while any is left."""
         is_wanted = not self._is_all_made and len(self._ahead) < self._pace.requests - self._sent
         return is_wanted and (not self._ahead or self._ahead_bytes < _AHEAD_BYTES)
 
@@ -128,10 +139,10 @@ class Driver:
         self._ahead_bytes += len(first.prepared.body)
 
     async def _next(self) -> _First | None:
-        """Return the next one, after making as many as the time until then allows; None when all were sent."""
+        """Return the next request, after preparing as many as time allows; None when all were sent."""
         while self._has_room() and (not self._ahead or self._is_quiet(self._ahead[0])):
             self._make_one()
-            # Answers that came meanwhile are looked at before the next is made.
+            # Answers that arrived meanwhile are read before the next is prepared.
             await asyncio.sleep(0)
         if not self._ahead:
             return None
@@ -155,17 +166,16 @@ class Driver:
             if not self._is_going_on():
                 return
             began_s = self._clock.now_s() if due_s is None else due_s
-            began_s = self._clock.now_s() if due_s is None else due_s
             group.create_task(self._converse(first, began_s, gate, self._take()))
 
     def _is_going_on(self) -> bool:
-        """Whether one more request may be sent."""
+        """Return whether one more request may be sent."""
         seconds = self._pace.seconds
         is_over = seconds is not None and self._clock.now_s() - self.outcome.began_s > seconds
         return self._sent < self._pace.requests and not is_over
 
     def _take(self) -> int:
-        """Return the number of the next request."""
+        """Count one more request as sent; return its number."""
         self._sent += 1
         return self._sent - 1
 
@@ -193,7 +203,7 @@ class Driver:
         try:
             reply = await self._sender.send(prepared, number, due_s)
         finally:
-            # Nothing came back of what was under way when the server was given up.
+            # Requests in flight when the server was given up have no reply.
             self.outcome.abandoned += reply is None
         self.outcome.replies.append(reply)
         self._on_reply(reply)
@@ -201,13 +211,13 @@ class Driver:
         return reply
 
     def _judge(self, reply: Reply, began_s: float) -> None:
-        """Raise _GaveUp when no answer has come for so long that none will."""
+        """Raise _GaveUp after GIVE_UP_AFTER failures in a row."""
         if reply.error not in TRANSPORT:
             self._failed_since_s, self._failures = None, 0
             return
         if self._failed_since_s is None:
             self._failed_since_s = reply.ended_s
-        # Requests that were under way when the server died say only once that it did.
+        # Failures of requests that were in flight when the server died do not count.
         self._failures += began_s >= self._failed_since_s
         if self._failures >= GIVE_UP_AFTER:
             raise _GaveUp

@@ -1,7 +1,7 @@
 """One streaming request over HTTP, with the time of every message.
 
-``thermocline.client`` reads the same streams more comfortably; here it must cost little, because what the client
-spends on one message makes another look late.
+``thermocline.client`` reads the same streams more comfortably; this code is fast, because time that the client spends
+on one message makes another look late.
 """
 
 from __future__ import annotations
@@ -49,22 +49,27 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 
 class Refused(RequestError):
-    """A response with a status that is an error. ``retry_after_s`` is None where the server does not say."""
+    """An answer with an error status."""
 
     def __init__(self, code: str, message: str, status: int, retry_after_s: float | None) -> None:
+        """Keep the HTTP ``status``, and ``retry_after_s``, which is None where the server does not say.
+
+        ``code`` is the API's, or ``http_`` and the status where the API has none.
+        """
         super().__init__(code, message)
         self.status = status
         self.retry_after_s = retry_after_s
 
 
 class EventSplitter:
-    """Cuts a byte stream into the data of server-sent events, each on one line as all these servers send them."""
+    """A parser of server-sent events whose data is on one line, as all these servers send them."""
 
     def __init__(self) -> None:
+        """Begin at the start of a stream."""
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of all events that are whole now. Raises RequestError for one without an end."""
+        """Return the data of all events that are now complete. Raises RequestError for one of more than 16 MiB."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_EVENT_BYTES:
             raise RequestError("bad_stream", f"an event of more than {_MAX_EVENT_BYTES} bytes")
@@ -72,9 +77,10 @@ class EventSplitter:
 
 
 class AnswerFold:
-    """Folds events into a reply. Pure: times are arguments."""
+    """A fold of events into a reply. Pure: times are arguments."""
 
     def __init__(self, reply: Reply) -> None:
+        """Fill ``reply`` as events arrive; the answer itself is set at the end of the stream."""
         self._reply = reply
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -84,7 +90,7 @@ class AnswerFold:
         self.is_over = False
 
     def event(self, data: bytes, now_s: float) -> None:
-        """One event's data. Raises RequestError for an error in the stream, or for what is no event."""
+        """Fold one event's data. Raises RequestError for an error in the stream, or for invalid data."""
         try:
             event = _DECODER.decode(data)
         except UNDECODABLE as error:
@@ -115,14 +121,14 @@ class AnswerFold:
             self._reply.cached_tokens = cached if isinstance(cached, int) else None
 
     def end(self, now_s: float) -> None:
-        """End the stream. Raises RequestError where the answer is not over."""
+        """End the stream. Raises RequestError where no finish reason has come."""
         reply, self.is_over = self._reply, True
         reply.ended_s = now_s
         reply.said = Said(self._ids, "".join(self._texts))
         if not self.is_finished:
             raise RequestError("stream_ended_early", "the stream ended before the answer did")
         if not reply.first_s:
-            # Tokens without any text, such as an end of text alone: the first thing seen of them is the end.
+            # Tokens without text, such as an end-of-text token alone: only the end of the stream shows them.
             reply.first_s = reply.last_s = now_s
         if not self._has_usage:
             reply.output_tokens = len(self._ids) or self._messages
@@ -140,7 +146,8 @@ class AnswerFold:
 async def exchange(http: Http, path: str, body: bytes, reply: Reply, clock: Clock, timeout_s: float) -> None:
     """POST ``body`` and fold the answer into ``reply``.
 
-    Raises RequestError, ``timeout`` where no whole answer came within ``timeout_s``, and Refused for an error status.
+    Raises Refused for an error status, RequestError for other failures, with the code ``timeout`` where no whole answer
+    came within ``timeout_s``.
     """
     fold, splitter = AnswerFold(reply), EventSplitter()
 
@@ -183,7 +190,7 @@ def _refusal(response: Response) -> Refused:
 
 
 def _error_of(error: Any, fallback: str) -> tuple[str, str]:
-    """Code and message of an error object. A code that is a number says no more than the status does."""
+    """Return code and message of an error object; ``fallback`` replaces a code that is only a number."""
     if not isinstance(error, dict):
         return fallback, str(error)
     code = error.get("code")

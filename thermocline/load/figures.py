@@ -1,4 +1,4 @@
-"""Figures of a run from its replies. Pure. Times of the figures are milliseconds."""
+"""Figures of a run from its replies, with times in milliseconds. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thermocline.load.driver import Outcome
 from thermocline.load.reply import Reply
 
 ABANDONED = "abandoned"
-"""The error of requests that were under way when the server was given up."""
+"""The error of requests in flight when the server was given up."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Of some values; quantiles are nearest-rank."""
+    """Mean and nearest-rank quantiles of some values."""
 
     mean: float
     p50: float
@@ -27,21 +27,21 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a good answer keeps to; None is no bound. ``itl_ms`` bounds the mean time of its tokens after the first."""
+    """Bounds of a good answer; None is no bound. ``itl_ms`` bounds the mean time per token after the first."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers within the SLO; ``part`` is of all requests, failed ones too."""
+    """Rate of answers within the SLO, and their share of all requests, failed ones included."""
 
     requests_per_s: float
     part: float
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request. ``due_ms`` is from the start; ``token_ms`` the mean time of a token after the first."""
+    """One request. ``due_ms`` is from the start; ``token_ms`` is the mean time per token after the first."""
 
     number: int
     due_ms: float
@@ -55,9 +55,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts and throughput are of answered requests; ``inter_token_ms`` lies between messages with tokens.
+    """Figures of a run. Token counts and throughput are of answered requests.
 
-    ``cached_tokens`` is None where no answer said it. ``late_ms`` is how much later than intended requests were sent.
+    ``inter_token_ms`` is between messages with tokens. ``cached_tokens`` is None where no answer has it. ``late_ms`` is
+    the delay of sending behind the due time, without retried requests.
     """
 
     requests: int
@@ -82,7 +83,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """None for no values."""
+    """Return mean and quantiles; None for no values."""
     listed = sorted(values)
     if not listed:
         return None
@@ -91,7 +92,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def rows(outcome: Outcome) -> list[Row]:
-    """One a reply, in order of the intended start."""
+    """Return one row per reply, in order of the intended start."""
     return [_row(reply, outcome.began_s) for reply in sorted(outcome.replies, key=lambda one: (one.due_s, one.number))]
 
 
@@ -112,13 +113,13 @@ def _row(reply: Reply, began_s: float) -> Row:
 
 
 def figures(outcome: Outcome, slo: Slo) -> Figures:
-    """All of them."""
+    """Return all figures of a run; ``goodput`` only where ``slo`` has a bound."""
     answered = [reply for reply in outcome.replies if not reply.error]
     errors = collections.Counter(reply.error for reply in outcome.replies if reply.error)
     if outcome.abandoned:
         errors[ABANDONED] += outcome.abandoned
     requests = len(answered) + sum(errors.values())
-    # Of nothing there is no throughput, however short the time was.
+    # Never 0, so that a run without time has finite rates.
     seconds = max(outcome.ended_s - outcome.began_s, 1e-9)
     input_tokens = sum(reply.prompt_tokens for reply in answered)
     output_tokens = sum(reply.output_tokens for reply in answered)
@@ -154,7 +155,7 @@ def _goodput(answered: Sequence[Reply], requests: int, seconds: float, slo: Slo)
 
 
 def is_good(reply: Reply, slo: Slo) -> bool:
-    """Whether an answer keeps to the SLO; one of a single token has no time between tokens."""
+    """Return whether an answer is within the SLO; one of a single token has no time between tokens."""
     if slo.ttft_ms is not None and reply.ttft_s * 1e3 > slo.ttft_ms:
         return False
     return slo.itl_ms is None or reply.token_s is None or reply.token_s * 1e3 <= slo.itl_ms

@@ -1,8 +1,8 @@
-"""HTTP/1.1 for one server, with the time at which each piece of a body came in.
+"""HTTP/1.1 for one server, with the time at which each piece of a body arrived.
 
-A general client costs about 150 µs of processor time for every message of a stream, so a few thousand tokens a second
-would keep it busy and make the server look slow. Here the loop's own callback takes the time and hands the piece on: no
-task is woken for it, and C parses it.
+A general client takes about 150 µs of processor time per message of a stream, so a few thousand tokens a second would
+keep it busy and make the server look slow. Here the loop's own callback takes the time and hands the piece on: no task
+is woken for it, and C parses it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from thermocline.client import RequestError
 from thermocline.load.clock import Clock
 
 OnData = Callable[[bytes, float], None]
-"""Takes a piece of a body and when it came, in seconds of the run's clock. May raise RequestError."""
+"""Takes a piece of a body and its time of arrival, in seconds of the run's clock. May raise RequestError."""
 
 OK = 200
 _MAX_HELD_BYTES = 16 * 2**20
-"""Of a body that is not taken piece by piece."""
+"""Largest body without an ``on_data``."""
 
 _MOST_IDLE_S = 2.0
 """Servers close idle connections after some seconds; one that is about to be closed must not be written to."""
@@ -32,7 +32,7 @@ _MOST_IDLE_S = 2.0
 
 @dataclass(slots=True)
 class Response:
-    """``body`` is empty where it was handed on piece by piece. Names of headers are in lower case."""
+    """A response. ``body`` is empty where ``on_data`` got it. Names of headers are in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class Response:
 
 
 class Http(Protocol):
-    """What a request is sent through; an HttpClient, or a test's."""
+    """Sends requests: an HttpClient, or a fake in tests."""
 
     async def send(self, method: str, path: str, body: bytes, on_data: OnData | None) -> Response:
-        """Send a request. Raises RequestError. A body of status 200 goes to ``on_data``, where that is given."""
+        """Send a request. Raises RequestError. ``on_data``, if given, gets the body of status 200 in pieces."""
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. ``is_idle_since_s`` is when the last one ended."""
+    """One connection, with one exchange at a time. ``is_idle_since_s`` is when the last one ended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class _Connection(asyncio.Protocol):
         self.is_idle_since_s = 0.0
 
     async def send(self, request: bytes, on_data: OnData | None) -> Response:
-        """Send a request. Raises RequestError; then, or when it is cancelled, the connection is of no more use."""
+        """Send a request. Raises RequestError; then, or when cancelled, the connection is closed."""
         assert self._transport is not None
         if self.is_closed:
             raise RequestError("connection_broken", "the server closed the connection")
@@ -87,12 +87,12 @@ class _Connection(asyncio.Protocol):
         return self._response
 
     def close(self) -> None:
-        """At once, whatever is under way."""
+        """Close the connection at once, even during an exchange."""
         self.is_closed = True
         if self._transport is not None:
             self._transport.abort()
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
@@ -118,12 +118,12 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = True
         if error is None and self._response.status:
-            # A body without a length ends with the connection. Whether it is whole its reader knows.
+            # A body without a length ends with the connection. Its reader knows whether it is whole.
             self._finish()
         else:
             self._fail(RequestError("connection_broken", str(error or "the server closed the connection")))
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_complete = True
-        # Afterwards the parser speaks of the next message.
+        # Later the parser answers for the next message.
         self._may_be_kept = self._parser.should_keep_alive()
 
     def _finish(self) -> None:
@@ -166,7 +166,7 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def send(self, method: str, path: str, body: bytes, on_data: OnData | None) -> Response:
-        """See Http."""
+        """Send a request over a kept or new connection, as :class:`Http` says."""
         head = f"{method} {self._root}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         connection = self._kept() or await self._connected()
         response = await connection.send(head.encode("latin-1") + body, on_data)
@@ -175,13 +175,13 @@ class HttpClient:
         return response
 
     def close(self) -> None:
-        """Drop all connections."""
+        """Close all idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     def _kept(self) -> _Connection | None:
-        """Return the connection that was used last, so that others may grow old."""
+        """Return the most recently used open connection, and close expired ones; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed and self._clock.now_s() - connection.is_idle_since_s < _MOST_IDLE_S:

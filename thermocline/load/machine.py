@@ -1,4 +1,4 @@
-"""What the client runs on. Whatever cannot be read is empty."""
+"""The client's machine and software. What cannot be read is empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thermocline.load.report import Hardware
 
 
 def hardware() -> Hardware:
-    """Return this machine."""
+    """Return the hardware of this machine, with its current load average."""
     return Hardware(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -21,7 +21,7 @@ def hardware() -> Hardware:
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part in measuring."""
+    """Return the versions of Python and of the packages that take part in measuring, by name."""
     found = {"python": platform.python_version()}
     for name in ("thermocline", "httptools", "uvloop"):
         try:

@@ -1,7 +1,7 @@
-"""A server that computes nothing: what is measured against it is the client's own share.
+"""A server that computes nothing: figures measured against it are the client's own share.
 
-It answers with as many tokens as were asked for, the first at once and the others one every ``--itl-ms``. It is a
-process of its own, as a real server is, and ends when its standard input does, so that none is left behind.
+It answers with as many tokens as requested, the first at once and the others one every ``--itl-ms``. It is a process of
+its own, as a real server is, and ends when its standard input does, so that none is left behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _answer(asked: _Asked, writer: asyncio.StreamWriter, itl_s: float) -> 
     began = loop.time()
     for number in range(asked.max_tokens):
         if itl_s and number:
-            # From the beginning, so that a late timer does not make all that follows late.
+            # Counted from the beginning, so that a late timer does not delay all later tokens.
             await asyncio.sleep(max(0.0, began + number * itl_s - loop.time()))
         writer.write(_TOKEN_EVENT)
         await writer.drain()
@@ -58,7 +58,7 @@ async def _answer(asked: _Asked, writer: asyncio.StreamWriter, itl_s: float) -> 
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, itl_s: float) -> None:
-    """One connection, request after request, until either side closes it."""
+    """Serve one connection, request after request, until either side closes it."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -73,7 +73,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, itl
             else:
                 await _answer(msgspec.json.decode(body, type=_Asked), writer, itl_s)
     except (OSError, EOFError, asyncio.LimitOverrunError, ValueError):
-        pass  # The client is gone or speaks nonsense; either way this connection is over.
+        pass  # The client is gone or sent an invalid request.
     finally:
         writer.close()
 
@@ -86,14 +86,14 @@ async def _run(itl_s: float) -> None:
 
 @contextmanager
 def null_server(itl_ms: float) -> Iterator[str]:
-    """Its base URL, while it runs. Raises Unavailable when it does not start."""
+    """Run a null server and yield its base URL. Raises Unavailable when it does not start."""
     command = [sys.executable, "-m", "thermocline.load.null_server", "--itl-ms", str(itl_ms)]
     # A session of its own: an interrupt at the terminal is for the client, which then closes the input.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            # A process that ends without a word closes its output, so this waits for no longer than it lives.
+            # A process that ends without output closes the pipe, so this cannot wait for ever.
             port = process.stdout.readline().strip()
             if not port.isdigit():
                 raise Unavailable("the null server did not start")
@@ -107,7 +107,7 @@ def null_server(itl_ms: float) -> Iterator[str]:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Serve until standard input ends; print the port in the first line."""
     parser = argparse.ArgumentParser(prog="python -m thermocline.load.null_server", description=__doc__)
     parser.add_argument("--itl-ms", type=float, default=0.0, help="time between tokens")
     options = parser.parse_args()

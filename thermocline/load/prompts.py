@@ -1,7 +1,7 @@
-"""From spans to what is sent: token ids, a text, or the messages of a chat.
+"""Prompts from spans: token ids, a text, or the messages of a chat.
 
-A span is named by a number, and its content follows from the name and the run's seed alone: equal names give equal
-content, a longer span begins with a shorter one, and another seed shares nothing with this one.
+A span's name is a number, and its content depends only on the name and the run's seed: equal names give equal content,
+a longer span begins with a shorter one, and another seed shares nothing with this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.random import PCG64, SeedSequence
 from thermocline.simulate.tokens import Span
 from thermocline.simulate.workloads.asked import OUTPUT, name
 
-_KINDS = name(0, 1)  # Names of one kind lie so far apart.
+_KINDS = name(0, 1)  # Distance between successive names of one kind.
 
 # Short and frequent: nearly every vocabulary has each of them as one token.
 WORDS = (  # noqa: SIM905 - a list of strings would be a page long.
@@ -30,16 +30,21 @@ WORDS = (  # noqa: SIM905 - a list of strings would be a page long.
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a server answered, which the next turn of its conversation repeats."""
+    """A server's answer, which the next turn of its conversation repeats."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
 
 
 class PromptMaker:
-    """Makes prompts of one run. ``words_per_token`` says how many WORDS the server counts as one token."""
+    """The maker of one run's prompts."""
 
     def __init__(self, seed: int, *, vocabulary: range, words_per_token: float, length_scale: float) -> None:
+        """Draw contents by ``seed``: token ids from ``vocabulary``, texts from WORDS.
+
+        ``words_per_token`` is the number of WORDS that the server counts as a token. Lengths of spans are divided by
+        ``length_scale``.
+        """
         self._seed = seed
         self._vocabulary = vocabulary
         self._words_per_token = words_per_token
@@ -50,7 +55,7 @@ class PromptMaker:
         return max(1, round(tokens / self._length_scale))
 
     def tokens(self, spans: Iterable[Span], said: Mapping[int, Said]) -> list[int]:
-        """Token ids of a prompt; spans that were really answered are the answers' own tokens."""
+        """Return the token ids of a prompt; spans in ``said`` are the answers' own tokens."""
         ids: list[int] = []
         for span in spans:
             known = said.get(span.name)
@@ -62,11 +67,11 @@ class PromptMaker:
         return ids
 
     def text(self, spans: Iterable[Span], said: Mapping[int, Said]) -> str:
-        """Return the same as words."""
+        """Return a prompt as words; spans in ``said`` are the answers' own texts."""
         return " ".join(self._words(span, said) for span in spans)
 
     def messages(self, spans: Iterable[Span], said: Mapping[int, Said]) -> list[dict[str, str]]:
-        """Return the same as a chat: answers are the assistant's, all else is the user's.
+        """Return a prompt as a chat: answers are the assistant's messages, all others the user's.
 
         A system prompt is a part of the first message, because not every model's template knows the role.
         """
@@ -88,6 +93,6 @@ class PromptMaker:
         return " ".join(WORDS[index] for index in (self._drawn(span.name, count) % np.uint64(len(WORDS))).tolist())
 
     def _drawn(self, name: int, count: int) -> np.ndarray:
-        # NumPy promises that raw draws of a bit generator never change, which it does not for its distributions.
+        # NumPy promises stable results for raw draws of a bit generator, but not for its distributions.
         drawn: np.ndarray = PCG64(SeedSequence((self._seed, name))).random_raw(count)
         return drawn

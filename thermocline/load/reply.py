@@ -1,4 +1,4 @@
-"""What came of one request."""
+"""The reply to one request."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from thermocline.load.prompts import Said
 
 TRANSPORT = frozenset({"connection_refused", "connect_timeout", "connection_broken", "stream_ended_early", "timeout"})
-"""Errors that a server which is gone gives; any other means that somebody answered."""
+"""Errors of a server that is gone; with any other error it has answered."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """Times are seconds of the run's clock; ``due_s`` is when it was meant to be sent, ``first_s`` 0 without a token.
+    """A reply, or a failure. Times are seconds of the run's clock; ``due_s`` is the intended time of sending.
 
-    ``gaps_s`` lie between successive messages that carry tokens. ``cached_tokens`` is None where the server does not
-    say. ``error`` is "" for an answer that is whole.
+    ``first_s`` is 0 without a token. ``gaps_s`` are between successive messages with tokens. ``cached_tokens`` is None
+    where the server does not say. ``error`` is "" for a whole answer.
     """
 
     number: int
@@ -37,15 +37,15 @@ class Reply:
 
     @property
     def ttft_s(self) -> float:
-        """From the intended start, so that a late sending is not hidden (coordinated omission)."""
+        """TTFT from the intended start, so that late sending is not hidden (coordinated omission)."""
         return self.first_s - self.due_s
 
     @property
     def end_to_end_s(self) -> float:
-        """The same to the end of the stream."""
+        """Time from the intended start to the end of the stream."""
         return self.ended_s - self.due_s
 
     @property
     def token_s(self) -> float | None:
-        """Mean time of a token after the first; None for an answer of one token."""
+        """Mean time per token after the first; None for an answer of one token."""
         return (self.last_s - self.first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None

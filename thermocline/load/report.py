@@ -1,4 +1,4 @@
-"""The file of a run: its figures, each request, and what is needed to run it again."""
+"""The file of a run: its figures, each request, and all that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from thermocline.load.dialect import Dialect
 from thermocline.load.figures import Figures, Row, Slo
 
 SCHEMA: Literal[1] = 1
-"""Grows when a reader of the last one would misread the next."""
+"""Version of the file, raised when readers of the last one would misread the next."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's machine. The server's is known only by ``--label``."""
+    """The client's machine. The server's can be named in ``--label``."""
 
     processor: str
     cores: int
@@ -26,7 +26,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client itself used: ``cpu_part`` of one core while it measured."""
+    """The client itself. ``cpu_part`` is the share of one core that it used while it measured."""
 
     cpu_part: float
     versions: dict[str, str]
@@ -34,7 +34,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. ``settings`` are those of its command line that decide what is asked and when."""
+    """One run. ``settings`` are the flags that decide the requests and their times."""
 
     schema: Literal[1] = SCHEMA
     kind: Literal["thermocline load", "thermocline bench"] = "thermocline load"  # "bench" until release 0.2.
@@ -52,7 +52,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(report: Report, path: Path) -> None:
-    """Write the file whole or not at all. Raises OperatorError."""
+    """Write the file atomically. Raises OperatorError."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(as_json(report) + "\n", encoding="utf-8")
@@ -67,7 +67,7 @@ def as_json(report: Report) -> str:
 
 
 def load(path: Path) -> Report:
-    """Read what ``save`` wrote. Raises InvalidRequest naming the file."""
+    """Read a file of :func:`save`. Raises InvalidRequest, which names the file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Figures for people."""
+"""Tables of figures for the terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from thermocline.load.report import Report
 
 BUSY_PART = 0.7
 LATE_MS = 10.0
-"""A client beyond either measures itself."""
+"""A client beyond either bound measures itself rather than the server."""
 
 
 def show(console: Console, report: Report) -> None:
-    """One run."""
+    """Print the figures of one run: a table of times, then the other lines."""
     table = Table(title=_title(report), title_justify="left")
     for heading in ("", "mean", "p50", "p90", "p99"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -25,12 +25,12 @@ def show(console: Console, report: Report) -> None:
         table.add_row(name, *text)
     console.print(table)
     for name, line in lines(report):
-        # A long line stays one: programs may look for its name.
+        # Long lines are not wrapped: programs may look for their names.
         console.print(f"{name:<22} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def rows(report: Report) -> list[tuple[str, list[str]]]:
-    """Return times in milliseconds: (name, mean and quantiles)."""
+    """Return rows of times in milliseconds: (name, [mean, p50, p90, p99])."""
     figures = report.figures
     spreads = (
         ("TTFT, ms", figures.ttft_ms),
@@ -42,7 +42,7 @@ def rows(report: Report) -> list[tuple[str, list[str]]]:
 
 
 def lines(report: Report) -> list[tuple[str, str]]:
-    """Everything else, as (name, text)."""
+    """Return all other figures and the warnings, as (name, text)."""
     figures, server = report.figures, report.server
     errors = ", ".join(f"{count:,} {kind}" for kind, count in figures.errors.items()) or "none"
     length = "as long as asked" if server.is_extended else "may end before they are as long as asked"
@@ -68,7 +68,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
 
 
 def warnings(report: Report) -> list[str]:
-    """Why these figures may not be the server's."""
+    """Return reasons why these figures may not be the server's."""
     figures, found = report.figures, []
     if figures.server_gone_after_s is not None:
         found.append(f"the server stopped answering {figures.server_gone_after_s:,.1f} s after the start")
@@ -76,14 +76,14 @@ def warnings(report: Report) -> list[str]:
         found.append(f"the client used {report.client.cpu_part:.0%} of a core: times are partly its own")
     if figures.late_ms is not None and figures.late_ms.p99 > LATE_MS:
         found.append(
-            "requests were sent late: the client or its machine was busy, or as many were under way as may be "
-            "(--concurrency); TTFT and end to end hold that time"
+            "requests were sent late: the client or its machine was busy, or the limit of requests in flight was "
+            "reached (--concurrency); TTFT and end to end include the delay"
         )
     return found
 
 
 def show_comparison(console: Console, base: Report, other: Report, ratios: Sequence[Ratio], differ: list[str]) -> None:
-    """One run beside the first."""
+    """Print the ratios of one run to the first, and what else differs."""
     table = Table(title=f"{other.label} against {base.label}", title_justify="left")
     for heading in ("", base.label, other.label, "ratio", f"{CONFIDENCE:.0%} interval"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -109,7 +109,7 @@ def _cells(found: Spread | None) -> list[str]:
 def _cached(report: Report) -> str:
     figures = report.figures
     if figures.cached_tokens is None:
-        return "how many were cached the server does not say"
+        return "the server does not say how many were cached"
     return f"{figures.cached_tokens:,} of them cached ({figures.cached_tokens / max(1, figures.input_tokens):.1%})"
 
 

@@ -1,4 +1,4 @@
-"""Turns what a workload asks into requests of the server's dialect, and sends them."""
+"""Turns a workload's requests into the server's dialect, and sends them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_RETRY_S, _MOST_RETRY_S = 0.25, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that only has to be sent; ``is_cut`` where its prompt did not fit the model's context."""
+    """A request ready to be sent. ``is_cut`` if its prompt was shortened to fit the model's context."""
 
     body: bytes
     prompt_tokens: int
@@ -30,7 +30,7 @@ class Prepared:
 
 
 class Talker:
-    """``retries`` of what a server that is busy or gone refused; latency counts from the first intent all the same."""
+    """Prepares requests and sends them, with retries, which count towards latency."""
 
     def __init__(
         self,
@@ -43,6 +43,11 @@ class Talker:
         retries: int,
         seed: int,
     ) -> None:
+        """Send through ``http``, which the caller closes, in the server's ``dialect``.
+
+        An attempt may take ``timeout_s`` seconds. Up to ``retries`` more follow where the server refuses for now (429,
+        503), or the connection fails before the first token. ``seed`` draws the jitter of the pauses between them.
+        """
         self._http = http
         self._dialect = dialect
         self._prompts = prompts
@@ -52,7 +57,7 @@ class Talker:
         self._rng = random.Random(f"bench-retries-{seed}")
 
     def prepare(self, asked: Asked, said: Mapping[int, Said]) -> Prepared:
-        """Return the request, whose later turns repeat what was ``said``."""
+        """Return the request, whose prompt repeats the answers ``said``; token ids are cut to the context."""
         output = self._prompts.scaled(asked.answer.tokens)
         prompt_tokens = sum(self._prompts.scaled(span.tokens) for span in asked.spans)
         context, is_cut = self._dialect.max_context, False
@@ -62,7 +67,7 @@ class Talker:
         if self._dialect.api == "tokens":
             prompt = self._prompts.tokens(asked.spans, said)
             if context is not None and len(prompt) > context - output:
-                # The end goes: what a prompt shares with others is at its beginning.
+                # The end is cut: prompts share their beginnings.
                 prompt, is_cut = prompt[: context - output], True
             prompt_tokens = len(prompt)
         elif self._dialect.api == "text":
@@ -72,7 +77,7 @@ class Talker:
         return Prepared(self._dialect.body(prompt, output), prompt_tokens, is_cut)
 
     async def send(self, prepared: Prepared, number: int, due_s: float) -> Reply:
-        """Never raises for what a server or a network may do."""
+        """Send a request, with retries. Faults of the server or network are in the reply and never raised."""
         attempt = 0
         while True:
             reply = Reply(number, due_s, self._clock.now_s(), retries=attempt, is_cut=prepared.is_cut)
@@ -90,15 +95,16 @@ class Talker:
             return reply
 
     def _pause_s(self, error: RequestError, attempt: int) -> float:
-        """Twice as long each time, spread out, and not sooner than the server asks for."""
+        """Return an exponential backoff with jitter, at least what the server asked for, 30 s at most."""
         backoff_s = _FIRST_RETRY_S * 2.0 ** min(attempt, 16) * self._rng.uniform(0.5, 1.0)
         asked_s = error.retry_after_s if isinstance(error, Refused) and error.retry_after_s else 0.0
         return min(_MOST_RETRY_S, max(backoff_s, asked_s))
 
 
 def _may_be_retried(error: RequestError, reply: Reply) -> bool:
-    """Return whether a request was refused for now, or broke before the first token; one that had begun would be
-    answered twice.
+    """Return whether a request was refused for now, or broke before its first token.
+
+    An answer that had begun must not be generated twice.
     """
     if isinstance(error, Refused):
         return error.status in _RETRIED_STATUS

@@ -1,7 +1,7 @@
-"""What is asked: the simulator's generators, and two that only a real server needs.
+"""Workloads: the simulator's generators, and two that only a real server needs.
 
-The generators are those of ``thermocline simulate``, with the same options, so that a figure measured here and one
-simulated there are of the same requests.
+The generators are those of ``thermocline simulate``, with the same options, so that measured and simulated figures are
+of the same requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class UnsharedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Averages of log-normal lengths."""
+    """Options of the workload ``unshared``: mean lengths and the spread of a log-normal distribution."""
 
     prompt_tokens: Count = 1024
     answer_tokens: Count = 128
@@ -33,14 +33,14 @@ class UnsharedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class UnsharedWorkload:
-    """Prompts that have nothing in common: what a prefix cache costs when it cannot help."""
+class UnsharedWorkload(Workload):
+    """Prompts without a shared prefix: they measure what a prefix cache costs when it cannot help."""
 
     options: UnsharedOptions
     seed: int
 
     def requests(self) -> Iterator[Asked]:
-        """Without an end."""
+        """Yield requests without an end, with lengths drawn by the seed."""
         rng = Random(self.seed)
         number = 0
         while True:
@@ -48,9 +48,6 @@ class UnsharedWorkload:
             answer = Span(name(OUTPUT, number), around(rng, self.options.answer_tokens, self.options.spread))
             yield Asked((prompt,), answer)
             number += 1
-
-    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        return None
 
 
 class BurstOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +61,14 @@ class BurstOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class BurstWorkload:
-    """Every request asks about something new."""
+class BurstWorkload(Workload):
+    """Bursts of questions on a new document each, which arrive at once."""
 
     options: BurstOptions
-    seed: int  # Lengths are not drawn; the seed decides the tokens alone.
+    seed: int  # Lengths are fixed; the seed decides only the tokens.
 
     def requests(self) -> Iterator[Asked]:
-        """Without an end, each at its time."""
+        """Yield requests without an end, each with its time."""
         options, number = self.options, 0
         while True:
             burst = number // options.size
@@ -81,20 +78,17 @@ class BurstWorkload:
             yield Asked((document, question), answer, time_s=burst * options.pause_s)
             number += 1
 
-    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        return None
-
 
 WORKLOADS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, int], Workload]]] = {
     **SIMULATED,
     "unshared": (UnsharedOptions, UnsharedWorkload),
     "burst": (BurstOptions, BurstWorkload),
 }
-"""The struct of a generator's options, and what makes it from them and a seed."""
+"""By name: the struct of a generator's options, and its factory from them and a seed."""
 
 
 def options_of(workload: str, assignments: Sequence[str]) -> msgspec.Struct:
-    """Return the generator's options from ``KEY=VALUE`` texts. Raises ConfigError naming every fault."""
+    """Return the generator's options from ``KEY=VALUE`` texts. Raises ConfigError that names every fault."""
     if workload not in WORKLOADS:
         raise ConfigError(f"there is no workload {workload!r}; known are {', '.join(WORKLOADS)}")
     options, _ = WORKLOADS[workload]
@@ -119,8 +113,6 @@ def options_of(workload: str, assignments: Sequence[str]) -> msgspec.Struct:
 
 
 def make_workload(workload: str, assignments: Sequence[str], seed: int) -> Workload:
-    """Return a generator by its name. Raises ConfigError naming every fault."""
-    _, make = WORKLOADS.get(workload, (None, None))
+    """Return a generator by its name. Raises ConfigError that names every fault."""
     options = options_of(workload, assignments)
-    assert make is not None
-    return make(options, seed)
+    return WORKLOADS[workload][1](options, seed)

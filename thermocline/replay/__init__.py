@@ -1,1 +1,1 @@
-"""``thermocline replay``: fold a recording again, or ask what would have been under other settings."""
+"""``thermocline replay``: fold a recording again, or simulate it under other settings."""

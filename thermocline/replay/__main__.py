@@ -26,7 +26,7 @@ EXIT_OK, EXIT_DIFFERS, EXIT_BAD = exact.EXIT_EQUAL, exact.EXIT_DIFFERS, exact.EX
 
 
 def show(console: Console, path: Path, answer: WhatIf) -> None:
-    """Print a table of what changed, and a line that says what the columns are."""
+    """Print a table of the figures and their change, and a line that explains its columns."""
     settings = ", ".join(f"{name}={value}" for name, value in answer.changed.items())
     table = Table(title=f"{path.name}: {answer.requests} requests with {settings}", title_justify="left")
     table.add_column("")
@@ -67,7 +67,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: equal, or what-if answered; 1: an output differs; 2: bad file, settings or arguments."""
+    """Run. Exit codes: 0 equal, or what-if answered; 1 an output differs; 2 bad file, settings or arguments."""
     parsed = parser().parse_args(argv)
     if parsed.policy is None and not parsed.settings:
         loads = [f"--load={each}" for each in parsed.load]
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(msgspec.to_builtins(answer)))
     else:
         console = Console()
-        # Written to a file or a pipe, a table is as wide as it needs to be.
+        # A file or pipe has no width, so a table gets enough of it.
         show(console if console.is_terminal else Console(width=_PIPED_WIDTH), parsed.file, answer)
     return EXIT_OK
 

@@ -1,7 +1,7 @@
-"""How fast the recorded workers were, fitted from what they reported: the cost model of a what-if.
+"""The cost model of a what-if: the speed of the recorded workers, fitted from their reports.
 
 A step took ``overhead + rows * row`` seconds, a loaded token ``token`` seconds. The fit is least squares over the
-batches of the recording, kept from going below zero; a decode step has a row for each request.
+batches of the recording, without negative values; a decode step has a row for each request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from thermocline.replay.recorded_run import RecordedRun
 from thermocline.simulate.cost import Costs
 
 _US = 1e-6
-_UNKNOWN_ROW_S = 1e-4  # Where a recording has too little to fit: of the order of a small model on a CPU.
+_UNKNOWN_ROW_S = 1e-4  # For a recording without batches: that of a small model on a CPU.
 _LOADS_PER_COMPUTED = 8.0
 
 
 def fit(run: RecordedRun) -> Costs:
-    """Costs that make a simulated step take what the recorded ones took, on average."""
+    """Return costs by which a simulated step takes the average time of the recorded ones."""
     geometry = run.geometry
     overhead_s, row_s = _step(run.batches)
     return Costs(
@@ -45,7 +45,7 @@ def fit(run: RecordedRun) -> Costs:
 
 
 def _step(batches: list[BatchDone]) -> tuple[float, float]:
-    """(seconds of a step's overhead, seconds of a row)."""
+    """Return (seconds of a step's overhead, seconds per row)."""
     rows = np.array([batch.computed_tokens for batch in batches if batch.computed_tokens], dtype=float)
     taken = [batch.compute_us - batch.stall_us for batch in batches if batch.computed_tokens]
     seconds = np.maximum(np.array(taken, dtype=float), 1.0) * _US

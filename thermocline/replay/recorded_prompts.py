@@ -1,4 +1,4 @@
-"""Whole prompts of a recording, whose requests may refer to the front of theirs by a digest."""
+"""The whole prompts of a recording, whose requests may name the front of theirs by a digest (the base)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from shared.prompt_chain import block_digests
 
 
 class RecordedPrompts:
-    """What was said so far, by the digests of its blocks, and what the tree held where the recording begins.
+    """Prompts and answers so far, by the digests of their blocks, and the tree at the beginning of the recording.
 
-    The scheduler resolved a base from its tree, which other settings would fill otherwise; all that the tree ever
-    held was said in some prompt or answer before.
+    The scheduler resolved a base from its tree, which other settings would fill differently; but all that the tree ever
+    held was in an earlier prompt or answer.
     """
 
     def __init__(self) -> None:
-        self._held: dict[bytes, bytes] = {}  # By digest: packed tokens that begin with those it stands for.
+        """Begin with no prompts; :meth:`begin` adds those of the recording's first state."""
+        self._held: dict[bytes, bytes] = {}  # By digest of a block: packed tokens, from the start to its end at least.
         self._state: CellState | None = None
         self._asked: dict[str, SubmitRequest] = {}
 
     def begin(self, state: CellState) -> None:
-        """Take over the state where the recording begins."""
+        """Take over the state at the beginning of the recording."""
         self._state = state
         for request in state.requests.values():
             self._note(request.submit)
 
     def whole(self, message: SubmitRequest) -> SubmitRequest | None:
-        """Return the request with its whole prompt; None where nothing that was said begins with its base, or it has
-        none.
+        """Return the request with its whole prompt; None where its base is not known, or it is invalid.
 
-        The scheduler, which knew no more, then asked for the prompt, and the same request follows whole.
+        The scheduler then asked for the whole prompt, and the same request follows with it.
         """
         try:
             message = whole_request(message)
         except CodecError:
-            return None  # It was refused.
+            return None  # The scheduler refused it.
         if message.base is not None:
             front = self._front(message)
             if front is None:
@@ -50,7 +50,7 @@ class RecordedPrompts:
         return message
 
     def answered(self, request_id: str, output: bytes) -> None:
-        """Note the answer of a request, packed."""
+        """Record the answer of a request, as packed tokens."""
         asked = self._asked.pop(request_id, None)
         if asked is not None:
             self._hold(asked.namespace, asked.prompt + output)

@@ -1,4 +1,4 @@
-"""What a recording says of a run: the cell, what came from outside, and how it went."""
+"""The run in a recording: the cell, its requests and commands, and their figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thermocline.replay.recorded_prompts import RecordedPrompts
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """One request of the run. Times are of the stream; ``first_token_ns`` is 0 where none came."""
+    """One request of the run. Times are the stream's; ``first_token_ns`` is 0 without a token."""
 
     submit: SubmitRequest
     at_ns: int
@@ -32,36 +32,36 @@ class RecordedRequest:
     device_tokens: int = 0
     host_tokens: int = 0
     neighbour_tokens: int = 0
-    disk_tokens: int = 0  # From the disk or the object store.
+    disk_tokens: int = 0  # Those of the object store included.
 
 
 @dataclass(slots=True)
 class RecordedRun:
-    """``admin`` holds flushes, pins and changes of settings with their times; ``batches`` what workers reported."""
+    """A recorded run. ``admin`` holds flushes, pins and changes of settings with their times."""
 
     config: CellConfig = field(default_factory=CellConfig)
-    pool_geometry: KvGeometry | None = None  # None as long as no worker has joined.
-    device_pages: dict[str, int] = field(default_factory=dict)  # By worker id, as it joined last.
+    pool_geometry: KvGeometry | None = None  # None until a worker has joined.
+    device_pages: dict[str, int] = field(default_factory=dict)  # By worker id, as of its last join.
     nodes: dict[str, str] = field(default_factory=dict)  # Worker id to node.
-    host_pages: int = 0  # Of one node.
-    disk_bytes: int = 0  # Of one node.
+    host_pages: int = 0  # Per node.
+    disk_bytes: int = 0  # Per node.
     max_context: int = 0
     requests: dict[str, RecordedRequest] = field(default_factory=dict)
     admin: list[tuple[int, Input]] = field(default_factory=list)
     batches: list[BatchDone] = field(default_factory=list)
     start_ns: int = 0
-    unplayable: int = 0  # Requests without an end in the recording, or that ended before they had a token.
+    unplayable: int = 0  # Requests without an end in the recording, or without a token.
 
     @property
     def geometry(self) -> KvGeometry:
-        """Of every pool. Raises RecordingError where no worker joined."""
+        """Geometry of every pool. Raises RecordingError where no worker joined."""
         if self.pool_geometry is None:
             raise RecordingError("the recording holds no worker, so there is nothing to run under other settings")
         return self.pool_geometry
 
     @property
     def played(self) -> list[RecordedRequest]:
-        """The requests that another run can repeat, in order of arrival."""
+        """The requests with an answer, which another run can repeat, in order of arrival."""
         return [request for request in self.requests.values() if request.output]
 
 
@@ -113,7 +113,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _take_snapshot(run: RecordedRun, prompts: RecordedPrompts, data: bytes) -> None:
-    """Take the cell as it was when the recording begins; what it had cached is not taken over."""
+    """Take over the cell at the beginning of the recording, but for its cached KV."""
     state = load_state(decode_snapshot(data).state)
     prompts.begin(state)
     run.config, run.pool_geometry = state.config, state.geometry

@@ -1,11 +1,11 @@
-"""What would have been: a recorded run's requests, at their recorded times, under other settings.
+"""What-if: a recorded run's requests, at their recorded times, under other settings.
 
-The answers of workers in a recording belong to the decisions that led to them, so other decisions cannot be folded
+The answers of workers in a recording depend on the decisions that led to them, so other decisions cannot be folded
 against them. Instead the requests, flushes and changes of settings of the recording go through the real core with
 simulated workers whose speed is fitted from the recording (see :mod:`fitted_costs`), once under the recorded
-settings and once under the others. The first of the two, beside what was recorded, shows how far the simulation can
-be trusted; the difference between the two is the answer. Processes that died in the recording live on here, and a
-request whose client left ends after the tokens that it got.
+settings and once under the others. The first, compared with the recorded figures, shows how far the simulation can be
+trusted; the difference between the two is the answer. Processes that died in the recording live on here, and a request
+whose client left ends after the tokens that it got.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.messages import requests as messages
 from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.requests import SamplingParams
 from thermocline.replay.fitted_costs import fit
-from thermocline.replay.recorded_run import RecordedRequest, RecordedRun, read_run
+from thermocline.replay.recorded_run import RecordedRun, read_run
 from thermocline.simulate.cell import CellShape, SimulatedCell
 from thermocline.simulate.cost import Costs
 from thermocline.simulate.events import EventQueue
@@ -32,7 +32,7 @@ from thermocline.simulate.tokens import Span
 from thermocline.simulate.workloads import Asked
 
 HARDWARE = "cpu-2core"
-"""Only its message times are used; what workers take is fitted from the recording."""
+"""Only its message times are used; the workers' times are fitted from the recording."""
 
 _KINDS = ("preemptions", "promotions_started", "requests_deferred", "backups_started", "loads_started")
 
@@ -49,7 +49,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PlayedCell(SimulatedCell):
-    """A simulated cell whose requests say and are told what was recorded."""
+    """A simulated cell with the recorded prompts and answers."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _PlayedCell(SimulatedCell):
         super().__init__(shape, config, hardware, model, costs, queue)
 
     def ask(self, number: int) -> None:
-        """Send recorded request ``number`` now."""
+        """Send the recorded request ``number`` at the current virtual time."""
         request = self._played[number]
         tokens = len(request.output) // 4
         asked = Asked(spans=(Span(number, request.submit.prompt_tokens),), answer=Span(number, tokens))
@@ -89,7 +89,10 @@ class _PlayedCell(SimulatedCell):
 
 
 def what_if(path: Path, changes: dict[str, Any]) -> WhatIf:
-    """Answer for one recording. Raises RecordingError for a bad file, ConfigError for settings that make no sense."""
+    """Simulate one recording with ``changes`` of its CellConfig, and without.
+
+    Raises RecordingError for a bad file, ConfigError for unknown or invalid settings.
+    """
     run = read_run(path)
     unknown = [name for name in changes if name not in CellConfig.__struct_fields__]
     if unknown:
@@ -123,16 +126,16 @@ def _recorded_figures(run: RecordedRun) -> dict[str, float]:
 
 
 def _simulate(run: RecordedRun, costs: Costs, changes: dict[str, Any]) -> dict[str, float]:
-    """Play the run through the core with simulated workers."""
+    """Run the requests through the core with simulated workers; return figures by name."""
     queue = EventQueue()
     hardware = load_hardware(HARDWARE)
     config = msgspec.structs.replace(run.config, **changes)
     cell = _PlayedCell(run, _shape(run), config, hardware, _model(run), replace(costs, linear_cache={}), queue)
-    while queue.run_next():  # Let workers and storages join first.
+    while queue.run_next():  # Workers and storages join first.
         pass
     start_ns = queue.now_ns
     for number, request in enumerate(run.played):
-        queue.at(start_ns + _since_start(run, request), cell.ask, number)
+        queue.at(start_ns + request.at_ns - run.start_ns, cell.ask, number)
     for at_ns, message in run.admin:
         if isinstance(message, CellConfigured):
             message = CellConfigured(config=msgspec.structs.replace(message.config, **changes))
@@ -155,12 +158,8 @@ def _simulate(run: RecordedRun, costs: Costs, changes: dict[str, Any]) -> dict[s
     } | {name.replace("_", " "): counters.get(name, 0) for name in _KINDS}
 
 
-def _since_start(run: RecordedRun, request: RecordedRequest) -> int:
-    return request.at_ns - run.start_ns
-
-
 def _shape(run: RecordedRun) -> CellShape:
-    """Workers as they joined; the smallest pool stands for all, so that nothing is promised that was not there."""
+    """Return the workers as they joined; all have the size of the smallest pool, so that none is overestimated."""
     geometry = run.geometry
     return CellShape(
         workers=len(run.device_pages),
@@ -174,7 +173,7 @@ def _shape(run: RecordedRun) -> CellShape:
 
 
 def _model(run: RecordedRun) -> ModelProfile:
-    """Return a profile with the recorded KV geometry; of the rest nothing is used."""
+    """Return a profile with the recorded KV geometry; its other fields are not used."""
     geometry = run.geometry
     width = geometry.kv_heads * geometry.head_dim
     return ModelProfile(

@@ -1,7 +1,7 @@
 """``thermocline simulate``: the scheduler's real core under virtual time, with modelled hardware.
 
-Workload from a trace (``--trace``) or a seeded generator (``--workload``), else a sample trace; hardware and model from
-profiles that come along or from TOML files. The same arguments give the same figures, but for the time that it took.
+The workload comes from a trace (``--trace``) or a seeded generator (``--workload``), else from a sample trace; hardware
+and model from bundled profiles or from TOML files. The same arguments give the same figures, except the wall time.
 ``--sweep`` runs every combination of the values of some settings.
 """
 
@@ -38,7 +38,7 @@ EXIT_OK, EXIT_USAGE = 0, 2
 DEFAULT_IN_FLIGHT = 128  # Strata 5.1.
 DEFAULT_HARDWARE, DEFAULT_MODEL = "a100-pcie4", "llama-3.1-8b"
 
-# Most objects live long here, and looking at all of them again and again takes a third of the time.
+# Most objects live long here, and repeated scans of all of them would take a third of the time.
 GC_THRESHOLDS = (200_000, 50, 1000)
 
 
@@ -130,7 +130,7 @@ def _add_sweep_flags(known: argparse.ArgumentParser) -> None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, with the sample trace where nothing is asked. Raises SystemExit (2) for a bad line."""
+    """Return the options, with the sample trace by default. Raises SystemExit (2) for an invalid command line."""
     options: argparse.Namespace = parser().parse_args(list(argv))
     if options.trace is None and options.workload is None:
         options.trace = SAMPLE
@@ -138,7 +138,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> Simulation:
-    """Return a simulation that is ready to run. Raises ConfigError naming every fault of the line."""
+    """Return a simulation that is ready to run. Raises ConfigError that names every fault of the flags."""
     _check_numbers(options)
     hardware, model = _profiles(options)
     struct = None
@@ -192,7 +192,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     faults += [
         f"--{name} must be above 0"
         for name in ("rate", "time-scale")
-        # A comparison that a NaN fails too.
+        # A comparison that NaN fails, too.
         if (value := getattr(options, name.replace("-", "_"))) is not None and not 0 < value < float("inf")
     ]
     if not 0 <= options.network_gb_s < float("inf"):
@@ -204,7 +204,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _profiles(options: argparse.Namespace) -> tuple[str, str]:
-    """Names of hardware and model from --hardware and --model, or from --profile, or the defaults."""
+    """Return the names of hardware and model from --hardware and --model, or from --profile, or the defaults."""
     hardware, model = options.hardware, options.model
     if options.profile is not None:
         whole, slash, rest = options.profile.partition("/")
@@ -226,7 +226,7 @@ def _workload(options: argparse.Namespace, own: msgspec.Struct | None) -> Worklo
 
 
 def run(simulation: Simulation) -> dict[str, Any]:
-    """Run with a progress line on standard error where that is a terminal; returns the figures."""
+    """Run with a progress line on standard error where that is a terminal; return the figures."""
     started = time.perf_counter()
     wanted = simulation.setup.requests
     console = Console(stderr=True)
@@ -246,7 +246,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
 
 
 def described(options: argparse.Namespace, simulation: Simulation) -> dict[str, Any]:
-    """Return what was simulated, for readers of the figures."""
+    """Return the settings of a simulation, for the report: workload, profiles, policy, sizes and seed."""
     setup = simulation.setup
     return {
         "workload": options.workload or ("sample trace" if options.trace == SAMPLE else str(options.trace)),
@@ -264,7 +264,7 @@ def described(options: argparse.Namespace, simulation: Simulation) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 for a command line, profile or trace that makes no sense."""
+    """Run a simulation or a sweep. Exit codes: 0 done, 2 invalid flags, profile or trace."""
     options = parse(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(*GC_THRESHOLDS)
     try:
@@ -274,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run_sweep(options)
             return EXIT_OK
         if options.csv or options.parquet or options.plot:
-            raise ConfigError("--csv, --parquet and --plot write what --sweep finds; give --sweep")
+            raise ConfigError("--csv, --parquet and --plot write the figures of --sweep; give --sweep")
         simulation = prepare(options)
         figures = run(simulation)
     except (OperatorError, InvalidRequest) as error:

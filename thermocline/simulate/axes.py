@@ -1,7 +1,7 @@
 """``--sweep KEY=A,B ...``: every combination of the values of several settings, the last one changing fastest.
 
-A key is a flag of ``thermocline simulate`` (``device_tokens``; dashes do as well), ``capacity``, which is
-``device_tokens``, or what ``--set`` takes.
+A key is a flag of ``thermocline simulate`` (``device_tokens``, also with dashes), ``capacity``, which is
+``device_tokens``, or a key of ``--set``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thermocline.simulate.cost import Io
 MOST_RUNS = 1000
 
 Row = dict[str, Any]
-"""What one simulation was of, and its figures, by one name each."""
+"""The settings and figures of one simulation, by name."""
 
 OPTIONS: Mapping[str, type] = {
     "policy": str,
@@ -47,14 +47,14 @@ _OTHER_NAMES = {"capacity": "device_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One setting and the values that it takes, numbers where all of them are."""
+    """One setting and its values, which are numbers where all of them look like numbers."""
 
     key: str
     values: tuple[Any, ...]
 
     @property
     def is_number(self) -> bool:
-        """Whether the values have places on an axis: at least two numbers of 0 or more."""
+        """Whether the values fit the axis of a chart: at least two finite numbers of 0 or more."""
         return len(self.values) > 1 and all(
             isinstance(value, int | float) and value >= 0 and isfinite(value) for value in self.values
         )
@@ -68,11 +68,12 @@ class Run:
     options: argparse.Namespace
 
     def __str__(self) -> str:
+        """Return the combination as ``key=value``, separated by commas."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items())
 
 
 def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
-    """Read ``KEY=A,B`` texts. Raises ConfigError naming every fault, and for more than MOST_RUNS combinations."""
+    """Read ``KEY=A,B`` texts. Raises ConfigError that names every fault, also more than MOST_RUNS combinations."""
     faults: list[str] = []
     axes: dict[str, Axis] = {}
     for assignment in assignments:
@@ -87,7 +88,7 @@ def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
         else:
             axes[key] = Axis(key, _values(assignment, OPTIONS.get(key), texts, faults))
             if len(set(axes[key].values)) < len(texts):
-                faults.append(f"--sweep {assignment}: a value is there twice")
+                faults.append(f"--sweep {assignment}: a value is given twice")
     runs = prod(len(axis.values) for axis in axes.values())
     if runs > MOST_RUNS:
         faults.append(f"--sweep asks for {runs:,} simulations; {MOST_RUNS:,} are the most")
@@ -97,7 +98,7 @@ def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
 
 
 def _values(assignment: str, kind: type | None, texts: Sequence[str], faults: list[str]) -> tuple[Any, ...]:
-    """Return the values of an axis. Those of ``--set`` become numbers where all look like such."""
+    """Return the values of an axis. Those for ``--set`` become numbers where all look like numbers."""
     if kind is None:
         for number in (int, float):
             try:
@@ -117,7 +118,7 @@ def _values(assignment: str, kind: type | None, texts: Sequence[str], faults: li
 
 
 def runs_of(options: argparse.Namespace, axes: Sequence[Axis]) -> list[Run]:
-    """Return every combination. What is swept takes the place of what the command line says of it."""
+    """Return every combination. A swept value replaces that of the command line."""
     runs = []
     for values in product(*(axis.values for axis in axes)):
         settings = {axis.key: value for axis, value in zip(axes, values, strict=True)}

@@ -1,4 +1,4 @@
-"""A batch while a virtual worker carries it out, what may go ahead of it, and the totals over all of them."""
+"""A batch that a virtual worker carries out, the orders that may overtake it, and totals over all batches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from thermocline.simulate.running import RunningRequest
 
 @dataclass(slots=True)
 class WorkerFigures:
-    """What a worker did, in totals. Seconds are of its own time line unless they say link."""
+    """Totals of one worker. Seconds are of its own time line, except for loads, which are of the link's."""
 
-    busy_s: float = 0.0  # In steps.
-    stall_s: float = 0.0  # Of it, waiting for loads.
-    load_s: float = 0.0  # Of link time, for loads.
-    bubble_s: float = 0.0  # In decode steps that ran while a batch was only loading.
+    busy_s: float = 0.0  # Spent in steps.
+    stall_s: float = 0.0  # The part of ``busy_s`` spent waiting for loads.
+    load_s: float = 0.0  # Link time of loads.
+    bubble_s: float = 0.0  # Spent in decode steps while a batch was only loading.
     batches: int = 0
     steps: int = 0
     loaded_tokens: int = 0
@@ -29,7 +29,7 @@ class WorkerFigures:
 
 @dataclass(slots=True)
 class BatchUnderWay:
-    """The RunBatch that is being carried out. ``begun_ns`` is when its loads began."""
+    """A RunBatch in progress. ``begun_ns`` is when its loads began."""
 
     number: int
     order: RunBatch
@@ -46,7 +46,7 @@ class BatchUnderWay:
 
 
 def may_overtake(order: plans.WorkerOrder, loading: RunBatch) -> bool:
-    """Whether an order behind a batch that is only loading may be carried out before it, as by a real worker."""
+    """Return whether an order may overtake a batch that is only loading, as at a real worker."""
     match order:
         case plans.AdmitRequest() | plans.ExtendLease() | plans.PreemptRequest() | plans.AbortRequest():
             return order.request_id not in _named(loading)
@@ -55,8 +55,9 @@ def may_overtake(order: plans.WorkerOrder, loading: RunBatch) -> bool:
 
 
 def may_go_ahead(order: RunBatch, loading: RunBatch) -> bool:
-    """Whether a batch behind one that is only loading may be computed before it: it loads and restores nothing, and
-    has no chunk of a request of the other.
+    """Return whether a batch may be computed before an earlier one that is only loading.
+
+    It may if it loads and restores nothing, and has no chunk of the other's requests.
     """
     is_alone = _named(loading).isdisjoint(chunk.request_id for chunk in order.chunks)
     return is_alone and not order.loads and not order.restores

@@ -1,7 +1,7 @@
 """A simulated cell: the scheduler's real core, and around it virtual workers, storages and a gateway.
 
 The core folds one input after another, as it does on the stream, and takes modelled time for each; messages take
-modelled time both ways. Nothing fails here: no worker is lost and no message goes astray.
+modelled time both ways. Nothing fails here: no worker and no message is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _START_NS = NS_PER_S  # 0 means "no time" in messages.
 
 @dataclass(frozen=True, slots=True)
 class CellShape:
-    """What a cell consists of. Device tokens are of each worker, host and disk tokens of each node."""
+    """The parts of a cell and their sizes. Device tokens are per worker, host and disk tokens per node."""
 
     workers: int = 1
     workers_per_node: int = 8
@@ -44,22 +44,22 @@ class CellShape:
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
-    network_gb_s: float = 0.0  # At which nodes read one another's host memory; 0 is not at all.
+    network_gb_s: float = 0.0  # Rate at which nodes read one another's host memory; 0 is not at all.
     max_context: int = 1 << 24
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request under way."""
+    """A request that has not ended."""
 
     asked: Asked
     sent_ns: int
-    is_counted: bool = False  # Among the admitted ones.
+    is_counted: bool = False  # Its first admission is in the figures.
     first_token_ns: int = 0
 
 
 class SimulatedCell:
-    """``send`` asks; ``answered`` is called with each request that is over. Time goes on with ``queue``."""
+    """A cell in virtual time, which ``queue`` advances. ``send`` requests; ``answered`` is called when one ends."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class SimulatedCell:
         *,
         remembers: bool = False,
     ) -> None:
-        """With ``remembers`` the core keeps what explains its choices, as a live scheduler's does."""
+        """With ``remembers`` the core keeps records that explain its choices, as a live scheduler's does."""
         self.state = new_state(remembers=remembers)
         self.queue = queue
         self.figures = RequestFigures()
         self.answered: Callable[[Asked], None] = lambda asked: None
-        self.watch: Callable[[Stamped, list[Any]], None] | None = None  # Sees every step of the fold.
+        self.watch: Callable[[Stamped, list[Any]], None] | None = None  # Called after every step of the fold.
         self.workers: dict[str, VirtualWorker] = {}
         self.storages: dict[str, VirtualStorage] = {}
         self.inputs = 0
@@ -95,7 +95,7 @@ class SimulatedCell:
         self._start(shape, hardware, model, costs)
 
     def _start(self, shape: CellShape, hardware: HardwareProfile, model: ModelProfile, costs: Costs) -> None:
-        """Let storages and workers join. A node without room for host KV has no storage."""
+        """Join storages and workers. A node without room for host KV has no storage."""
         geometry = model.geometry(shape.page_size)
         links = [Link(self.queue, full_duplex=hardware.link.full_duplex) for _ in range(shape.workers)]
         for node in range(-(-shape.workers // shape.workers_per_node)):
@@ -148,7 +148,7 @@ class SimulatedCell:
     # -- requests ---------------------------------------------------------------------------------------------
 
     def send(self, asked: Asked) -> None:
-        """Send a client's request now."""
+        """Send a client's request at the current virtual time."""
         self.figures.submitted += 1
         request_id = f"r{self.figures.submitted}"
         self.open[request_id] = _Open(asked, self.queue.now_ns)
@@ -156,7 +156,7 @@ class SimulatedCell:
         self.queue.at(self.queue.now_ns + self._gateway_ns // 2 + self._message_ns, self.fold, message)
 
     def message_of(self, request_id: str, asked: Asked) -> requests.SubmitRequest:
-        """Return the gateway's message about a request to the scheduler."""
+        """Return the gateway's message to the scheduler for a request."""
         return requests.SubmitRequest(
             request_id=request_id,
             gateway_id=_GATEWAY,
@@ -168,18 +168,18 @@ class SimulatedCell:
         )
 
     def sampled_first(self, request_id: str) -> None:
-        """Note a worker's first token of an attempt."""
+        """Record the time of the first token, at the first attempt that has one."""
         request = self.open[request_id]
         if not request.first_token_ns:
             request.first_token_ns = self.queue.now_ns + self._gateway_ns - self._gateway_ns // 2
             self.figures.ttft_ms.add((request.first_token_ns - request.sent_ns) / 1e6)
 
     def output_of(self, request_id: str, tokens: int) -> bytes:
-        """Return the first output tokens of a request, packed."""
+        """Return the first ``tokens`` output tokens of a request, packed int32."""
         return self._tokens.prompt((self.open[request_id].asked.answer._replace(tokens=tokens),))
 
     def _finished(self, message: worker_events.RequestFinished) -> None:
-        """Note that the client has its last token."""
+        """Record that the client has its last token."""
         request = self.open.pop(message.request_id)
         figures, now_ns = self.figures, self.queue.now_ns + self._gateway_ns - self._gateway_ns // 2
         tokens = len(message.output) // 4
@@ -221,7 +221,7 @@ class SimulatedCell:
             self.fold(message)
 
     def fold(self, message: Input) -> None:
-        """Append an input to the stream: the core takes it when it is done with those before."""
+        """Append an input to the stream; the core takes it after the earlier ones."""
         self.inputs += 1
         stamped = Stamped(self.inputs, self.queue.now_ns, message)
         outputs = step(self.state, stamped)
@@ -232,7 +232,7 @@ class SimulatedCell:
             self.hand_on(outputs, self._scheduler_free_ns + self._message_ns)
 
     def hand_on(self, outputs: list[Any], arrival_ns: int) -> None:
-        """Deliver plans, all of one target together, and keep timers."""
+        """Deliver plans at ``arrival_ns``, those of one target together, and set or cancel timers."""
         deliveries: dict[str, list[tuple[int, Any]]] = {}
         for output in outputs:
             if isinstance(output, plans.WorkerPlan):
@@ -258,7 +258,7 @@ class SimulatedCell:
 
 
 _MOST_LEASED = 1 << 40
-"""The only tenant of a simulation may expect whatever it says."""
+"""No limit for the only tenant of a simulation."""
 
 
 def _hints(asked: Asked) -> requests.CacheHints:

@@ -1,4 +1,4 @@
-"""How long things take on a modelled device: pure functions of a machine, a model and a piece of work.
+"""The times of work on a modelled device: pure functions of a machine, a model and a piece of work.
 
 A step is modelled as its parts one after another, each limited by arithmetic or by memory, whichever is slower
 (the roofline model):
@@ -35,29 +35,29 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the functions below need of one device, one model and one way of copying, worked out once.
+    """Coefficients of one device, one model and one way of copying, for the functions below.
 
-    Per-device figures: with tensor parallelism each device has its share of heads, weights and KV.
+    Figures are per device: with tensor parallelism each device has its share of heads, weights and KV.
     """
 
     layers: int
     page_size: int  # tokens
-    layer_flop: float  # Of matrix products, for each row of a step.
-    output_flop: float  # Of the output matrix, for each row that is sampled.
-    pair_flop: float  # Of attention, for each (row, token it sees).
+    layer_flop: float  # Matrix products, per row of a step.
+    output_flop: float  # Output matrix, per sampled row.
+    pair_flop: float  # Attention, per pair of a row and a token that it sees.
     peak_flops: float  # FLOP a second.
     efficiency: tuple[tuple[float, float], ...]  # (log of rows, fraction of the peak)
     attention_flops: float  # FLOP a second of chunk attention.
-    weights_s: float  # To read all weights once.
-    kv_token_bytes: float  # On this device.
+    weights_s: float  # Reading all weights once.
+    kv_token_bytes: float  # KV of one token on this device.
     kv_read_rate: float  # Bytes a second.
-    overhead_s: float  # Of a step, layers included.
-    request_overhead_s: float  # Of each request in a step, layers included.
-    reduce_latency_s: float  # All-reduces of a step.
-    reduce_row_s: float  # All-reduces, for each row.
+    overhead_s: float  # Per step, layers included.
+    request_overhead_s: float  # Per request in a step, layers included.
+    reduce_latency_s: float  # All-reduces, per step.
+    reduce_row_s: float  # All-reduces, per row.
     link_latency_s: float
-    link_token_s: float  # Of a token that is loaded, with the chosen way of copying.
-    backup_token_s: float  # Of a token that is backed up.
+    link_token_s: float  # Per loaded token, with the chosen way of copying.
+    backup_token_s: float  # Per backed-up token.
     overlap: float
     linear_cache: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
 
@@ -114,11 +114,11 @@ def costs_of(
 def _copy_token_s(
     hardware: HardwareProfile, model: ModelProfile, kv_token_bytes: float, page_size: int, io: Io
 ) -> float:
-    """Seconds of link time for one token's KV.
+    """Return the link time for one token's KV, in seconds.
 
-    Assisted (Strata 4.2): a gather kernel that reaches the same part of the bandwidth at any page size. Per page:
-    K and V of each page and layer are a copy of their own, which takes its bytes at the link's best rate and a
-    fixed overhead; so its efficiency falls with the size of the copy (Strata 3.1, Figure 3).
+    Assisted (Strata 4.2): a gather kernel reaches the same part of the bandwidth at any page size. Per page: K and V of
+    each page and layer are a copy of their own, at the link's best rate plus a fixed overhead; so efficiency falls with
+    the size of the copy (Strata 3.1, Figure 3).
     """
     link = hardware.link
     rate = link.bandwidth_gb_s * _GB
@@ -129,7 +129,7 @@ def _copy_token_s(
 
 
 def efficiency(costs: Costs, rows: int) -> float:
-    """Part of the peak that matrix products of ``rows`` rows reach: linear in log(rows), flat beyond the ends."""
+    """Return the part of the peak for matrix products of ``rows`` rows: linear in log(rows), flat beyond the ends."""
     points = costs.efficiency
     at = log(max(1, rows))
     index = bisect_right(points, (at, 2.0))
@@ -142,7 +142,7 @@ def efficiency(costs: Costs, rows: int) -> float:
 
 
 def linear_s(costs: Costs, rows: int, sampled: int) -> float:
-    """Matrix products of a step of ``rows`` rows, ``sampled`` of them with a token, and its all-reduces."""
+    """Return seconds of a step's matrix products and all-reduces, for ``rows`` rows, ``sampled`` of them sampled."""
     key = (rows, sampled)
     known = costs.linear_cache.get(key)
     if known is not None:
@@ -156,19 +156,20 @@ def linear_s(costs: Costs, rows: int, sampled: int) -> float:
 
 
 def chunk_attention_s(costs: Costs, start: int, end: int) -> float:
-    """Attention of a prefill chunk: token i sees i + 1 tokens, and KV up to ``end`` is read once."""
+    """Return seconds of a prefill chunk's attention: token i sees i + 1 tokens, and KV up to ``end`` is read once."""
     pairs = (end * (end + 1) - start * (start + 1)) / 2
     return max(pairs * costs.pair_flop / costs.attention_flops, end * costs.kv_token_bytes / costs.kv_read_rate)
 
 
 def decode_token_s(costs: Costs) -> float:
-    """Attention of a decoding request, for each token of its context."""
+    """Return seconds of a decoding request's attention, per token of its context."""
     return max(costs.pair_flop / costs.peak_flops, costs.kv_token_bytes / costs.kv_read_rate)
 
 
 def step_s(costs: Costs, chunks: Sequence[Piece], decoding: int, context: int) -> float:
-    """Return the time of a whole step without loads: ``chunks``, and one token each of ``decoding`` requests with
-    ``context`` in all.
+    """Return seconds of a whole step without loads, 0 without work.
+
+    It computes ``chunks``, and one token for each of ``decoding`` requests, whose contexts sum to ``context`` tokens.
     """
     if not chunks and not decoding:
         return 0.0
@@ -182,22 +183,22 @@ def step_s(costs: Costs, chunks: Sequence[Piece], decoding: int, context: int) -
 
 
 def load_s(costs: Costs, tokens: int) -> float:
-    """Time to load ``tokens`` tokens (whole pages) from host memory when nothing else uses the link."""
+    """Return seconds to load ``tokens`` tokens (whole pages) from host memory over an idle link."""
     pages = -(-tokens // costs.page_size)
     return costs.link_latency_s + pages * costs.page_size * costs.link_token_s if tokens else 0.0
 
 
 def backup_s(costs: Costs, tokens: int) -> float:
-    """Time to back ``tokens`` tokens (whole pages) up to host memory when nothing else uses the link."""
+    """Return seconds to back up ``tokens`` tokens (whole pages) to host memory over an idle link."""
     return costs.link_latency_s + tokens * costs.backup_token_s if tokens else 0.0
 
 
 def overlapped_s(costs: Costs, compute_s: float, loading_s: float, head_start_s: float = 0.0) -> tuple[float, float]:
-    """Return the times of a step whose loads run beside it layer by layer (Strata 2.3): (its wall time, its stall).
+    """Return (wall time, stall) in seconds of a step whose loads overlap it layer by layer (Strata 2.3).
 
     Layer i waits for the loads of layers up to i. With equal layers of compute c and load l the last layer ends at
-    max(l + L * c, L * l + c): either loading or computing never waits but for one layer of the other. The load
-    began ``head_start_s`` before the step. What cannot overlap is added to the computation.
+    max(l + L * c, L * l + c): either loading or computing waits only for one layer of the other. The load began
+    ``head_start_s`` before the step. The part that cannot overlap is added to the computation.
     """
     if not loading_s:
         return compute_s, 0.0
@@ -210,18 +211,18 @@ def overlapped_s(costs: Costs, compute_s: float, loading_s: float, head_start_s:
 
 
 def hidden_after_s(costs: Costs, compute_s: float, loading_s: float) -> float:
-    """How long after its load began a step must start so that it never waits for a layer."""
+    """Return seconds from the load's beginning to the earliest start of a step that never waits for a layer."""
     layers = costs.layers
     compute = (compute_s + (1.0 - costs.overlap) * loading_s) / layers
     return max(loading_s / layers, loading_s - (layers - 1) * compute)
 
 
 def device_kv_tokens(hardware: HardwareProfile, model: ModelProfile, tensor_parallel: int = 1) -> int:
-    """Tokens of KV that fit in 90% of the device memory that the weights leave; may be 0."""
+    """Return the tokens of KV that fit in 90% of device memory beside the weights; may be 0."""
     room = hardware.memory.device_gib * GIB * 0.9 - model.weight_bytes / tensor_parallel
     return max(0, int(room / (model.kv_token_bytes / min(tensor_parallel, model.kv_heads))))
 
 
 def host_kv_tokens(hardware: HardwareProfile, model: ModelProfile) -> int:
-    """Tokens of KV that fit in 80% of a node's host memory."""
+    """Return the tokens of KV that fit in 80% of a node's host memory."""
     return int(hardware.memory.host_gib * GIB * 0.8 / model.kv_token_bytes)

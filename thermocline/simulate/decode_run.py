@@ -1,7 +1,7 @@
-"""A run of decode steps in which nothing has to be said: how long k of them take, and how many fit in a time.
+"""A run of decode steps without a message to send: the time of k steps, and the steps that fit in a time.
 
-With n requests the context grows by n tokens a step, and a step takes ``first_s`` and ``slope_s`` more for each
-step before it; so k steps take ``k * first_s + slope_s * k * (k - 1) / 2``.
+With n requests the context grows by n tokens a step, and a step takes ``first_s`` plus ``slope_s`` for
+each step before it; so k steps take ``k * first_s + slope_s * k * (k - 1) / 2``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from thermocline.simulate.events import NS_PER_S, to_ns
 
 @dataclass(slots=True)
 class DecodeRun:
-    """``steps`` is how many it will be, unless it is cut short."""
+    """One run of ``requests`` requests. ``steps`` is its planned length, which orders may cut short."""
 
     start_ns: int
     requests: int
@@ -23,17 +23,17 @@ class DecodeRun:
     steps: int
 
     def end_ns(self, steps: int) -> int:
-        """When so many steps are over."""
+        """Return the time at the end of the first ``steps`` steps."""
         return self.start_ns + to_ns(run_s(self.first_s, self.slope_s, steps))
 
 
 def run_s(first_s: float, slope_s: float, steps: int) -> float:
-    """Seconds that ``steps`` steps take."""
+    """Return the time of ``steps`` steps in seconds."""
     return steps * first_s + slope_s * steps * (steps - 1) / 2
 
 
 def steps_until(run: DecodeRun, time_ns: int) -> int:
-    """Return the fewest steps, one at least, after which ``time_ns`` is reached."""
+    """Return the fewest steps, at least one, that end at ``time_ns`` or later."""
     wanted_s = (time_ns - run.start_ns) / NS_PER_S
     half = run.slope_s / 2
     linear = run.first_s - half

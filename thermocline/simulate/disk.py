@@ -1,7 +1,7 @@
-"""A virtual disk of a node: what it holds is decided as on the real one, reading and writing take modelled time.
+"""A virtual disk of a node: its contents follow the real disk's rules, reads and writes take modelled time.
 
-It does one thing after another, at its profile's bandwidth, and each order waits once for its latency. A fetch goes
-on in pieces, so that several share the disk and what has arrived can be used.
+It does one operation after another, at its profile's bandwidth, and each order waits once for its latency. A fetch is
+read in pieces, so that several share the disk and the chunks that have arrived can be used.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from thermocline.simulate.events import NS_PER_S, EventQueue, to_ns
 from thermocline.simulate.profiles import HardwareProfile
 
 PIECE_CHUNKS = 16
-"""Chunks that are read before the disk turns to somebody else and the scheduler hears of them."""
+"""Chunks that are read before the scheduler is notified and other operations get their turn."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """How far a fetch is."""
+    """Progress of a fetch. ``missing`` is the identity of the first chunk that is not on the disk, or empty."""
 
     chunks: int
     is_over: bool
@@ -44,9 +44,13 @@ class _Fetch:
 
 
 class VirtualDisk:
-    """Room for ``tokens`` tokens of KV; none is no disk. Chunk headers are not modelled."""
+    """The disk of one node, for chunks of KV. Chunk headers are not modelled."""
 
     def __init__(self, tokens: int, geometry: KvGeometry, hardware: HardwareProfile, queue: EventQueue) -> None:
+        """Make room for ``tokens`` tokens of KV; with 0 there is no disk, and no chunk is ever kept.
+
+        Latency and bandwidth are those of ``hardware.disk``; the end of each operation is an event of ``queue``.
+        """
         self.nbytes = tokens * geometry.token_bytes
         self.index = ChunkIndex(self.nbytes)
         self.busy_ns = 0
@@ -58,7 +62,7 @@ class VirtualDisk:
         self._fetches: dict[int, _Fetch] = {}
 
     def save(self, order: plans.SaveChunks, tell: Callable[[bytes, bytes, int], None]) -> None:
-        """Write what is not there; ``tell`` hears what is on the disk then, what had to go, and the bytes written."""
+        """Write the missing chunks; then call ``tell(chunks on the disk, dropped chunks, bytes written)``."""
         keys, now_s = self._keys(order.namespace, order.identities), self._now_s
         first = order.depth // chunk_tokens(self._geometry.page_size)
         parent = ChunkKey(order.namespace, self._geometry_id, order.parent) if first else None
@@ -81,7 +85,7 @@ class VirtualDisk:
         self._work(self._latency_ns + len(written) * self._chunk_ns, done)
 
     def fetch(self, order: plans.FetchChunks, tell: Callable[[Fetched], None]) -> None:
-        """Read a run piece by piece, to the first chunk that is not there."""
+        """Read a run of chunks piece by piece, up to the first missing one; call ``tell`` after each piece."""
         keys = self._keys(order.namespace, order.identities)
         first = order.depth // chunk_tokens(self._geometry.page_size)
         self.index.touch(keys, first, None, self._now_s)
@@ -90,25 +94,25 @@ class VirtualDisk:
         self._read(fetch, self._latency_ns)
 
     def cancel(self, fetch_id: int) -> None:
-        """Read no further piece of it."""
+        """End a fetch after the piece that is being read; do nothing for an unknown id."""
         if fetch_id in self._fetches:
             self._fetches[fetch_id].is_cancelled = True
 
     def pin(self, order: plans.PinChunks) -> None:
-        """Keep chunks, or let go of them."""
+        """Pin or unpin chunks."""
         change = self.index.pin if order.is_pinned else self.index.unpin
         for name in split_digests(order.chunks):
             change(name, self._geometry_id)
 
     def drop(self, namespace: str) -> bytes:
-        """Forget the chunks of a namespace, or all; returns their names."""
+        """Drop the chunks of a namespace, or with "" all; return their concatenated identities."""
         gone = self.index.keys(namespace=namespace)
         for key in gone:
             self.index.forget(key)
         return b"".join(key.identity for key in gone)
 
     def _own(self, order: plans.SaveChunks) -> tuple[ChunkKey, ...]:
-        """Return what has to go for its owner's quota."""
+        """Return the chunks that are dropped to keep their owner's quota."""
         if order.quota is None:
             return ()
         return self.index.own(order.namespace, order.quota.owner, order.quota.disk_bytes)
@@ -137,7 +141,7 @@ class VirtualDisk:
         self._work(latency_ns + len(piece) * self._chunk_ns, done)
 
     def _work(self, duration_ns: int, done: Callable[[None], None]) -> None:
-        """Occupy the disk for so long, behind what it has to do already."""
+        """Occupy the disk for ``duration_ns`` after its earlier work, then call ``done``."""
         start_ns = max(self._queue.now_ns, self._free_ns)
         self._free_ns = start_ns + duration_ns
         self.busy_ns += duration_ns

@@ -1,16 +1,16 @@
-"""What a simulation counts, in memory that does not grow with the requests."""
+"""Counters of a simulation, in memory that does not grow with the requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import exp, log
 
-_WIDTH = log(1.002)  # A quantile is right to 0.1%.
+_WIDTH = log(1.002)  # Quantiles are accurate to 0.1%.
 
 
 @dataclass(slots=True)
 class Distribution:
-    """Values above 0, in buckets that are each 0.2% wide; the mean is exact."""
+    """A histogram of values in buckets that are each 0.2% wide; the mean is exact."""
 
     count: int = 0
     total: float = 0.0
@@ -18,6 +18,7 @@ class Distribution:
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
+        """Count one value; values of 0 and below share one bucket."""
         self.count += 1
         self.total += value
         self.largest = max(self.largest, value)
@@ -26,10 +27,11 @@ class Distribution:
 
     @property
     def mean(self) -> float:
+        """Exact mean of all values; 0 for none."""
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, fraction: float) -> float:
-        """Nearest-rank quantile; 0 for no values."""
+        """Return the nearest-rank quantile to 0.1%; 0 for no values."""
         if not self.count:
             return 0.0
         left = min(self.count - 1, int(fraction * self.count))
@@ -40,6 +42,7 @@ class Distribution:
         return self.largest
 
     def summary(self) -> dict[str, float]:
+        """Return ``mean``, ``p50`` and ``p99``."""
         return {"mean": self.mean, "p50": self.quantile(0.5), "p99": self.quantile(0.99)}
 
 
@@ -50,13 +53,13 @@ class RequestFigures:
     submitted: int = 0
     finished: int = 0
     failed: dict[str, int] = field(default_factory=dict)  # By error code.
-    input_tokens: int = 0  # Of requests that were admitted.
-    output_tokens: int = 0  # Of requests that finished.
+    input_tokens: int = 0  # Prompts of admitted requests.
+    output_tokens: int = 0  # Answers of finished requests.
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     neighbour_tokens: int = 0
     lent_tokens: int = 0
     ttft_ms: Distribution = field(default_factory=Distribution)
-    tpot_ms: Distribution = field(default_factory=Distribution)  # After the first token, for each later one.
+    tpot_ms: Distribution = field(default_factory=Distribution)  # Mean time per token after the first.
     latency_ms: Distribution = field(default_factory=Distribution)

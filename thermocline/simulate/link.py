@@ -1,7 +1,7 @@
-"""The link between a device and host memory: loads at once, promotions and backups in what time they leave.
+"""The link between a device and host memory: loads start at once, promotions and backups run in the time between.
 
 A worker's loads come one batch after another, so they never queue. Background copies of a channel run one at a
-time, in order, and stand still while a load runs on the same channel.
+time, in order, and pause while a load runs on the same channel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class Channel:
     """One direction of a link, or both of a link that is not full duplex."""
 
     def __init__(self, events: EventQueue) -> None:
+        """Begin idle; the ends of background copies are planned in ``events``."""
         self._events = events
         self._free_ns = 0  # When the last load ends.
         self._current: _Copy | None = None
         self._waiting: deque[tuple[int, Done]] = deque()
-        self.background_ns = 0  # Link time that background copies took.
+        self.background_ns = 0  # Link time of background copies.
 
     def load(self, duration_ns: int) -> None:
-        """Begin a load, which occupies the channel from now on; a background copy under way waits for it."""
+        """Begin a load, which occupies the channel for ``duration_ns``; a background copy in progress pauses."""
         self._free_ns = max(self._free_ns, self._events.now_ns + duration_ns)
         if self._current is not None:
             self._current.finish_ns += duration_ns
@@ -55,7 +56,7 @@ class Channel:
         self._events.at(self._current.finish_ns, self._look)
 
     def _look(self, _: None) -> None:
-        """Look after the current copy, at the time of its last expected end."""
+        """End the current copy, or wait on if a load has delayed it since this event was planned."""
         copy = self._current
         assert copy is not None
         if copy.finish_ns > self._events.now_ns:
@@ -67,8 +68,9 @@ class Channel:
 
 
 class Link:
-    """Loads and promotions go up; backups go down, on the same channel where the link is not full duplex."""
+    """Two channels: ``up`` for loads and promotions, ``down`` for backups."""
 
     def __init__(self, events: EventQueue, *, full_duplex: bool) -> None:
+        """Make both channels in the time of ``events``; without ``full_duplex`` they are the same one."""
         self.up = Channel(events)
         self.down = Channel(events) if full_duplex else self.up

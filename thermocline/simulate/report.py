@@ -1,4 +1,4 @@
-"""Figures of a simulation for people."""
+"""The figures of a simulation as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def show(console: Console, figures: dict[str, Any], title: str) -> None:
-    """Print a table of two columns."""
+    """Print the figures as a table of two columns."""
     table = Table(title=title, show_header=False, title_justify="left")
     for name, text in rows(figures):
         table.add_row(name, text)
@@ -17,7 +17,7 @@ def show(console: Console, figures: dict[str, Any], title: str) -> None:
 
 
 def rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what is shown, as (name, text)."""
+    """Return the rows of the table, as (name, text)."""
     tokens, hits = figures["input_tokens"], figures["hit_tokens"]
     failed = ", ".join(f"{count:,} {code}" for code, count in figures["failed"].items()) or "none"
     throughput, evicted = figures["throughput"], figures["evicted_tokens"]

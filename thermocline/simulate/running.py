@@ -1,7 +1,7 @@
-"""A request as a virtual worker knows it. Decoding is counted, not carried out token by token.
+"""A request at a virtual worker. Decoding is counted, not carried out token by token.
 
 While a request decodes, its number of output tokens follows from the worker's count of decode steps; so a worker
-can go on for thousands of steps without touching its requests.
+can run thousands of steps without touching its requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NEVER = 1 << 62
 
 
 class RunningRequest:
-    """One attempt. ``generated`` counts the output tokens of all attempts and is right while it does not decode."""
+    """One attempt. ``generated`` counts the output tokens of all attempts; it is current while not decoding."""
 
     __slots__ = (
         "admit",
@@ -33,6 +33,7 @@ class RunningRequest:
     )
 
     def __init__(self, admit: AdmitRequest, page_size: int) -> None:
+        """Begin an attempt as ordered by ``admit``; each of its pages has ``page_size`` tokens."""
         self.admit = admit
         self.tokens = len(admit.tokens) // 4  # Prompt, and output of earlier attempts.
         self.prompt_tokens = admit.prompt_tokens
@@ -48,47 +49,46 @@ class RunningRequest:
 
     @property
     def is_over(self) -> bool:
+        """Whether the answer has ``max_tokens``; current while it does not decode."""
         return self.generated >= self.max_tokens
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer, right while it does not decode."""
+        """Tokens of prompt and answer; current while it does not decode."""
         return self.prompt_tokens + self.generated
 
     @property
     def has_room(self) -> bool:
-        """Whether its page table has a slot for the token that it would compute next."""
+        """Whether its page table has a slot for the next token to compute."""
         return self.length <= self.capacity
 
     def grant(self, pages: int, page_size: int) -> None:
-        """Note a lease that arrived."""
+        """Add the pages of a granted lease."""
         self.capacity += pages * page_size
         self.lease_tokens = pages * page_size
         self.asked_lease = False
 
     def wants_lease(self, page_size: int) -> bool:
-        """Whether to ask for pages now; see the real worker's ``RunningRequest.needs_lease``."""
+        """Return whether to ask for pages now; see the real worker's ``RunningRequest.needs_lease``."""
         if self.asked_lease or not self.has_sampled:
             return False
         return self.generated >= self._lease_at(page_size)
 
     def next_stop(self, page_size: int) -> int:
-        """How many tokens it generates before there is something to say or no room is left."""
+        """Return the number of tokens until it has to send a message or has no room left."""
         stop = min(self.max_tokens, self.capacity - self.prompt_tokens + 1)
         if not self.asked_lease:
             stop = min(stop, self._lease_at(page_size))
         return stop - self.generated
 
     def may_join_lease(self, generated: int) -> bool:
-        """Whether one that decodes and has generated so much may ask now that another does."""
+        """Return whether a decoding request with ``generated`` tokens may join another's request for pages."""
         if self.asked_lease or self.capacity + 1 >= self.prompt_tokens + self.max_tokens:
             return False
         return self.capacity - self.prompt_tokens + 1 - generated <= min(self.lease_tokens // 2, 2 * LEASE_LOW_TOKENS)
 
     def _lease_at(self, page_size: int) -> int:
-        """Return the ``generated`` from which on it asks: the room left is low, and the answer may need more than the
-        room.
-        """
+        """Return the ``generated`` at which it asks for pages, or NEVER where its room suffices for ``max_tokens``."""
         if self.capacity + 1 >= self.prompt_tokens + self.max_tokens:
             return NEVER
         low = max(min(self.lease_tokens // 2, LEASE_LOW_TOKENS), min(LEASE_LOW_TOKENS, self.lease_tokens - page_size))

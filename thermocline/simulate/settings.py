@@ -21,7 +21,7 @@ _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 def divide(
     assignments: Sequence[str], options: type[msgspec.Struct] | None, *, policy: str | None = None
 ) -> tuple[CellConfig, msgspec.Struct | None]:
-    """Return the cell's configuration and the generator's options. Raises ConfigError naming every fault.
+    """Return the cell's configuration and the generator's options. Raises ConfigError that names every fault.
 
     ``options`` is the struct of the chosen generator, None for a trace. Bounds of the cell's settings are those
     of ``thermocline scheduler``.
@@ -32,14 +32,14 @@ def divide(
 
 
 def changes_of(assignments: Sequence[str], *, policy: str | None = None) -> dict[str, Any]:
-    """Only the cell's settings that are named, by field of CellConfig. Raises ConfigError naming every fault."""
+    """Return the given settings of the cell, by field of CellConfig. Raises ConfigError that names every fault."""
     return _read(assignments, {}, policy)[0]
 
 
 def _read(
     assignments: Sequence[str], own: Mapping[str, Any], policy: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values for the cell and for the generator, whose options have the types ``own``."""
+    """Return values for the cell and for the generator, whose options have the types ``own``."""
     bounds = get_type_hints(SchedulerConfig, include_extras=True)
     cell = {field: bounds[field] for field in CellConfig.__struct_fields__}
     faults: list[str] = []

@@ -18,12 +18,12 @@ from thermocline.simulate.workloads import Asked, Workload
 PROGRESS_EVERY_EVENTS = 2048
 
 Progress = Callable[[int, float], None]
-"""Told now and then: requests that are over, and simulated seconds."""
+"""Called every PROGRESS_EVERY_EVENTS events with the number of ended requests and the simulated seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything that shapes a simulation but its workload. None leaves pools to what fits in memory."""
+    """All settings of a simulation but its workload. Pools of None tokens take what fits in memory."""
 
     hardware: HardwareProfile
     model: ModelProfile
@@ -42,12 +42,12 @@ class Setup:
     in_flight: int | None = None
     requests: int | None = None
     seed: int = 1
-    start_ns: int = 0  # What the clock shows at the start.
-    remembers: bool = False  # What explains the core's choices: takes time and memory, and decides nothing.
+    start_ns: int = 0  # Virtual time at the start.
+    remembers: bool = False  # Keep records that explain the core's choices; they only cost time and memory.
 
 
 class Simulation:
-    """A cell and the workload that it serves. ``run`` it once, then read ``figures``."""
+    """A cell and its workload. ``run`` it once, then read ``figures``."""
 
     def __init__(self, setup: Setup, workload: Workload) -> None:
         """Check the settings. Raises ConfigError for those that contradict each other or the profiles."""
@@ -85,8 +85,8 @@ class Simulation:
         self._last_answer_ns = 0
 
     def run(self, progress: Progress | None = None) -> None:
-        """Until everything is answered and nothing moves. Raises InternalError when requests are stuck."""
-        while self.queue.run_next():  # Let workers and storages join first.
+        """Run until no event is left. Raises InternalError when requests are stuck."""
+        while self.queue.run_next():  # Workers and storages join first.
             pass
         self._start_ns = self._last_answer_ns = self.queue.now_ns
         self.source.start()
@@ -101,7 +101,7 @@ class Simulation:
 
     @property
     def simulated_s(self) -> float:
-        """From the first request to the last answer so far."""
+        """Seconds from the first request to the latest answer."""
         return (self._last_answer_ns - self._start_ns) / NS_PER_S
 
     @property
@@ -114,7 +114,7 @@ class Simulation:
         self.source.answered(asked)
 
     def figures(self) -> dict[str, Any]:
-        """Every figure as plain numbers. Seconds of workers are sums over all of them."""
+        """Return all figures for JSON. Seconds of workers are sums over all workers."""
         figures, state = self.cell.figures, self.cell.state
         seconds = max(self.simulated_s, 1e-9)
         workers = [worker.figures for worker in self.cell.workers.values()]
@@ -174,7 +174,7 @@ class Simulation:
 
 
 def shape_of(setup: Setup) -> CellShape:
-    """Return the cell's pools in tokens. Raises ConfigError when a worker has no room for KV."""
+    """Return the cell's shape. Raises ConfigError for a worker without room for a page, or a disk without host KV."""
     device_tokens, host_tokens = setup.device_tokens, setup.host_tokens
     if device_tokens is None:
         device_tokens = device_kv_tokens(setup.hardware, setup.model, setup.tensor_parallel)

@@ -1,7 +1,7 @@
-"""When a workload's requests are sent: at their own times, at a rate, or as soon as one of a few places is free.
+"""Sends a workload's requests: at their own times, at a rate, or as soon as a place is free.
 
-With a bound on what is in flight, a conversation keeps its place until its last answer; a request that is due and
-finds no place waits here, and its time begins when it is sent.
+With a bound on requests in flight, a conversation keeps its place until its last answer; a request that is due without
+a free place waits here, and its latency counts from when it is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from thermocline.simulate.workloads import Asked, Workload
 
 
 class Source:
-    """Streams a workload into ``send``; looks at most one request ahead, and at no more than ``limit``."""
+    """The source of a simulation: streams at most ``limit`` requests into ``send``, one ahead of time."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Source:
         limit: int | None,
         seed: int,
     ) -> None:
-        """``rate`` is a second's requests, as a Poisson process, for requests without a time of their own."""
+        """``rate`` is requests a second, as a Poisson process, for those without a time of their own."""
         self._workload = workload
         self._requests: Iterator[Asked] = iter(workload.requests())
         self._queue = queue
@@ -38,14 +38,14 @@ class Source:
         self._rng = Random(seed ^ 0x5EED)
         self._start_ns = queue.now_ns
         self._due_ns = queue.now_ns
-        self._held: Asked | None = None  # Due, and without a place.
+        self._held: Asked | None = None  # A request that is due, without a place.
 
     def start(self) -> None:
-        """Send what is due at once, and plan the rest."""
+        """Plan the first request; each later one is planned when the one before is sent."""
         self._pull()
 
     def answered(self, asked: Asked) -> None:
-        """Note a request that is over, or was refused."""
+        """Plan the follow-up of a request that ended or was refused, or free its place."""
         following = self._workload.follow_up(asked) if self._left is None or self._left > 0 else None
         if following is not None:
             pause_s, then = following
@@ -63,7 +63,7 @@ class Source:
             self._left -= 1
 
     def _pull(self) -> None:
-        """Take the next request of the workload and plan its arrival."""
+        """Plan the arrival of the workload's next request, if the limit allows."""
         asked = next(self._requests, None) if self._left is None or self._left > 0 else None
         if asked is None:
             return

@@ -1,4 +1,4 @@
-"""A virtual storage: makes its host pool at once, copies over the links of its workers, and has a disk or none."""
+"""A virtual storage: it creates its host pool at once, copies over its workers' links, and may have a disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thermocline.simulate.events import NS_PER_S, to_ns
 from thermocline.simulate.link import Channel, Link
 
 LENT_LATENCY_S = 1e-4
-"""Until the first byte of another node's memory comes."""
+"""Latency of another node's host memory, in seconds."""
 
 
 class VirtualStorage:
@@ -35,7 +35,7 @@ class VirtualStorage:
         network: Channel | None = None,
         network_bytes_per_s: float = 0.0,
     ) -> None:
-        """``network`` is its node's way in, where nodes read one another's host memory."""
+        """``network`` is the channel into its node, where nodes read one another's host memory."""
         self.storage_id = storage_id
         self.incarnation = incarnation
         self.backups = 0
@@ -50,7 +50,7 @@ class VirtualStorage:
         self.borrowed_tokens = 0
 
     def deliver(self, orders: list[tuple[int, plans.StorageOrder]]) -> None:
-        """Orders arrive now: (plan number, order), in sequence."""
+        """Carry out orders, (plan number, order) in sequence. Raises InternalError for an unknown order."""
         for _, order in orders:
             match order:
                 case plans.CreateHostPool():
@@ -82,7 +82,7 @@ class VirtualStorage:
             pages=self._pages,
             geometry=order.geometry,
         )
-        self._tell([events.HostPoolCreated(storage_id=self.storage_id, incarnation=self.incarnation, handle=handle)])
+        self._say(events.HostPoolCreated, handle=handle)
 
     def _backup(self, order: plans.BackupPages) -> None:
         tokens = len(order.device_pages) // 4 * self._costs.page_size
@@ -90,22 +90,12 @@ class VirtualStorage:
         self.backed_up_tokens += tokens
 
         def done(elapsed_ns: int) -> None:
-            self._tell(
-                [
-                    events.BackupDone(
-                        storage_id=self.storage_id,
-                        incarnation=self.incarnation,
-                        transfer_id=order.transfer_id,
-                        ok=True,
-                        seconds=elapsed_ns / NS_PER_S,
-                    )
-                ]
-            )
+            self._say(events.BackupDone, transfer_id=order.transfer_id, ok=True, seconds=elapsed_ns / NS_PER_S)
 
         self._links[order.worker_id].down.copy(to_ns(backup_s(self._costs, tokens)), done)
 
     def _save(self, order: plans.SaveChunks) -> None:
-        """Save; what is not in host memory comes over its worker's link first."""
+        """Save chunks; pages that are not in host memory are copied over their worker's link first."""
 
         def saved(chunks: bytes, dropped: bytes, nbytes: int) -> None:
             self._say(events.ChunksSaved, save_id=order.save_id, chunks=chunks, dropped=dropped, nbytes=nbytes)
@@ -133,7 +123,7 @@ class VirtualStorage:
         self.disk.fetch(order, fetched)
 
     def _borrow(self, order: plans.FetchChunks) -> None:
-        """All of it comes in one piece: what is locked at the lender is there."""
+        """Copy all pages from the lender in one piece: they are locked there, so none is missing."""
         assert self._network is not None
         pages = len(order.host_pages) // 4
         wanted = pages - unpack_int32(order.host_pages).count(-1)

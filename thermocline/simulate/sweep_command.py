@@ -1,4 +1,4 @@
-"""What ``thermocline simulate --sweep`` does: simulate with a progress line, print a table, write files."""
+"""``thermocline simulate --sweep``: simulate with a progress line, print a table, write files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIPED_WIDTH = 160
 
 
 def run_sweep(options: argparse.Namespace) -> None:
-    """Simulate and report. Raises ConfigError or InvalidRequest for what makes no sense, OperatorError for a file."""
+    """Simulate and report. Raises ConfigError or InvalidRequest for invalid input, OperatorError for a file."""
     axes = read_axes(options.sweep)
     check_outputs(axes, csv_file=options.csv, parquet=options.parquet, plot=options.plot)
     rows = _with_progress(options, axes)
@@ -33,7 +33,7 @@ def run_sweep(options: argparse.Namespace) -> None:
     else:
         console = Console()
         title = f"{title_of(rows, axes)}: {len(rows):,} simulations"
-        # Written to a file or a pipe, a table is as wide as it needs to be.
+        # A file or pipe has no width, so a table gets enough of it.
         show_sweep(console if console.is_terminal else Console(width=_PIPED_WIDTH), rows, axes, title)
     if options.csv:
         write_csv(options.csv, rows)
@@ -44,6 +44,6 @@ def run_sweep(options: argparse.Namespace) -> None:
 
 
 def _with_progress(options: argparse.Namespace, axes: tuple[Axis, ...]) -> list[Row]:
-    """Rows of the sweep, with a progress line on standard error where that is a terminal."""
+    """Return the rows of the sweep; show progress on standard error where that is a terminal."""
     with shown("simulations", 0) as bar:
         return sweep_rows(options, axes, bar.update)

@@ -1,4 +1,4 @@
-"""Rows of a sweep as a table for people, as CSV, as Parquet, and as a chart."""
+"""Rows of a sweep as a table in the terminal, as CSV, as Parquet, and as a chart."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ FIGURES = {
     "stall_seconds": "seconds of stall",
     "evicted_tokens_device": "tokens evicted from devices",
 }
-"""What a chart may show, and the title of its vertical axis."""
+"""Figures that a chart can show, with the title of its vertical axis."""
 
 _NO_PYARROW = "--parquet needs pyarrow, which is not installed: pip install 'thermocline[parquet]'"
 
 
 def check_outputs(axes: Sequence[Axis], *, csv_file: Path | None, parquet: Path | None, plot: Path | None) -> None:
-    """Raise ConfigError for what could not be written once the simulations are over."""
+    """Raise ConfigError, before the simulations, for outputs that could not be written."""
     faults = [
         f"--{name} {file}: {file.parent} is no folder"
         for name, file in (("csv", csv_file), ("parquet", parquet), ("plot", plot))
@@ -52,7 +52,7 @@ def check_outputs(axes: Sequence[Axis], *, csv_file: Path | None, parquet: Path 
 
 
 def show_sweep(console: Console, rows: Sequence[Row], axes: Sequence[Axis], title: str) -> None:
-    """Print one line per simulation: what was swept, then the figures that most comparisons are about."""
+    """Print one line per simulation: its swept values, then the main figures."""
     table = Table(title=title, title_justify="left")
     for axis in axes:
         table.add_column(axis.key, justify="right" if axis.is_number else "left")
@@ -112,20 +112,20 @@ def write_plot(path: Path, chart: str) -> None:
 
 
 def sweep_chart(rows: Sequence[Row], axes: Sequence[Axis], figure: str = "hit_ratio") -> Svg:
-    """Draw a figure over the first swept setting of numbers, with a line for each combination of the others."""
+    """Draw a figure over the first numeric axis, with a line for each combination of the others."""
     across = next(axis for axis in axes if axis.is_number)
     others = [axis for axis in axes if axis is not across]
     lines: dict[str, dict[float, float]] = {}
     for row in sorted(rows, key=lambda row: float(row[across.key])):
         lines.setdefault(_name(row, others), {})[row[across.key]] = row[figure]
-    # In the order in which they were named, whatever the smallest value's rows are.
+    # In the order of the rows, not of the sorted ones.
     named = dict.fromkeys(_name(row, others) for row in rows)
     title = f"{FIGURES[figure]}: {title_of(rows, axes)}"
     return line_chart(title, across.key, FIGURES[figure], {name: lines[name] for name in named})
 
 
 def title_of(rows: Sequence[Row], axes: Sequence[Axis]) -> str:
-    """Return what all simulations have in common: workload, hardware and model."""
+    """Return the workload, hardware and model that all simulations share."""
     swept = [axis.key for axis in axes]
     return ", ".join(str(rows[0][key]) for key in ("workload", "hardware", "model") if key not in swept)
 

@@ -1,7 +1,7 @@
 """Run a sweep's simulations in processes of their own, at most one per core, and return a row for each.
 
-A row is flat: what was simulated, then every figure but the time that it took, so that the same sweep gives the same
-rows however many processes there are.
+A row is flat: the settings, then every figure but the wall time, so that the same sweep gives the same rows with any
+number of processes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from thermocline.simulate.__main__ import GC_THRESHOLDS, described, parse, prepa
 from thermocline.simulate.axes import Axis, Row, Run, read_axes, runs_of
 
 Progress = Callable[[int, int], None]
-"""Told how many simulations are over, and how many there are."""
+"""Called with the number of finished simulations, and of all."""
 
 
 def sweep(assignments: Iterable[str], arguments: Sequence[str] = (), *, jobs: int | None = None) -> list[Row]:
     """Simulate every combination of ``KEY=A,B`` texts; ``arguments`` are other flags of ``thermocline simulate``.
 
     Programs that call this need the guard ``if __name__ == "__main__"``, because processes import them; notebooks
-    don't. Raises ConfigError or InvalidRequest for settings, profiles or traces that make no sense.
+    don't. Raises ConfigError or InvalidRequest for invalid settings, profiles or traces.
     """
     options = parse([*arguments, *(["--jobs", str(jobs)] if jobs is not None else []), "--sweep", *assignments])
     return sweep_rows(options, read_axes(options.sweep))
 
 
 def sweep_rows(options: argparse.Namespace, axes: Sequence[Axis], progress: Progress | None = None) -> list[Row]:
-    """Run every combination; rows come in the order of :func:`runs_of`."""
+    """Run every combination; return rows in the order of :func:`runs_of`, all with the same keys."""
     runs = runs_of(options, axes)
     _check(runs)
     rows = _in_processes(runs, processes(options.jobs, len(runs)), progress or (lambda over, of: None))
@@ -45,13 +45,13 @@ def sweep_rows(options: argparse.Namespace, axes: Sequence[Axis], progress: Prog
 
 
 def processes(asked: int | None, runs: int) -> int:
-    """Return how many processes work: no more than asked for, than there are cores, or than there are runs."""
+    """Return the number of processes: at most ``asked``, the cores, and ``runs``; at least 1."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, runs, cores if asked is None else asked))
 
 
 def _check(runs: Sequence[Run]) -> None:
-    """Raise ConfigError naming each fault, and the first combination that has it, before anything is simulated."""
+    """Raise ConfigError with each fault and its first combination, before any simulation."""
     faults: dict[str, Run] = {}
     for run in runs:
         try:
@@ -63,9 +63,9 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 def _in_processes(runs: Sequence[Run], count: int, progress: Progress) -> list[Row]:
-    """Rows in the order of the runs. The first run that fails ends the others."""
+    """Return rows in the order of the runs. The first run that fails ends the others."""
     before = set(multiprocessing.active_children())
-    # Not forked: this process may have threads, such as the one that draws the progress.
+    # Not forked: this process may have threads, such as that of the progress line.
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (os.getpid(),))
     try:
         futures = [pool.submit(_row, run) for run in runs]
@@ -97,7 +97,7 @@ def _raise_failure(future: Future[Row], run: Run) -> None:
 
 
 def _begin(parent: int) -> None:
-    """Leave Ctrl-C to the process that started this one, and end when that does."""
+    """Ignore Ctrl-C, which the parent handles, and end when the parent does."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(*GC_THRESHOLDS)
@@ -114,7 +114,7 @@ def _row(run: Run) -> Row:
 
 
 def _flat(figures: Mapping[str, Any], prefix: str = "") -> Row:
-    """Figures by one name each: those of ``ttft_ms`` are ``ttft_ms_p50`` and so on."""
+    """Return nested figures under joined names, such as ``ttft_ms_p50``."""
     row: Row = {}
     for name, value in figures.items():
         row |= _flat(value, f"{prefix}{name}_") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

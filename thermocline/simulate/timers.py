@@ -1,4 +1,4 @@
-"""The core's timers under virtual time. Most are cancelled long before they are due, and must not pile up."""
+"""The core's timers in virtual time. Most are cancelled long before they are due, and must not accumulate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from thermocline.simulate.events import EventQueue
 
 
 class Timers:
-    """Only the earliest timer has an event of its own; cancelled ones are cleared out as soon as they are many."""
+    """Timers by id. Only the earliest has an event in the queue; cancelled ones are removed when they are many."""
 
     def __init__(self, queue: EventQueue, fire: Callable[[str], None]) -> None:
+        """Begin with no timers; ``fire`` is called with the id of each timer at its time in ``queue``."""
         self._queue = queue
         self._fire = fire
         self._due: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        self._planned_ns = 0  # Of the earliest event that is planned; 0 is none.
+        self._planned_ns = 0  # Time of the earliest planned event; 0 is none.
 
     def set(self, timer_id: str, at_ns: int) -> None:
-        """Fire at this time; set again, it moves."""
+        """Set a timer, or move it to another time."""
         self._due[timer_id] = at_ns
         heappush(self._heap, (at_ns, timer_id))
         if len(self._heap) > 2 * len(self._due) + 64:
@@ -41,7 +42,7 @@ class Timers:
 
     def _look(self, planned_ns: int) -> None:
         if planned_ns != self._planned_ns:
-            return  # An earlier one took its place.
+            return  # An earlier event replaced this one.
         self._planned_ns = 0
         while self._heap and self._heap[0][0] <= self._queue.now_ns:
             at_ns, timer_id = heappop(self._heap)

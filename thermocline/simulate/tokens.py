@@ -1,7 +1,7 @@
 """Token ids of simulated prompts. A span is named by a number: equal names give equal tokens, others differ.
 
 A span's tokens are an arithmetic progression modulo 2**31 whose start and stride are hashes of its name, so any
-length of it is a prefix of any greater length, and nothing but the name has to be kept.
+length of it is a prefix of any greater length, and only the name has to be kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from services.scheduler.core.cache.digests import mix
 
 _MASK_31 = 2**31 - 1
-# Shorter spans are mostly some request's own and quickly made; longer ones would push all others out.
+# Shorter spans are mostly used once and quickly made; longer ones would evict all others.
 _LEAST_CACHED_TOKENS, _MOST_CACHED_TOKENS = 256, 65_536
 
 
 class Span(NamedTuple):
-    """The first ``tokens`` tokens of the span of this name."""
+    """The first ``tokens`` tokens of the span called ``name``."""
 
     name: int
     tokens: int
@@ -35,15 +35,16 @@ def span_tokens(span: Span) -> bytes:
 
 
 class TokenMaker:
-    """Makes prompts; keeps the spans that were used last, up to a bound in bytes."""
+    """Makes prompts, with a bounded LRU cache of spans."""
 
     def __init__(self, cache_bytes: int = 8 * 2**20) -> None:
+        """Bound the cached spans to ``cache_bytes`` bytes of packed tokens; 0 caches none."""
         self._bound = cache_bytes
         self._held = 0
         self._cache: OrderedDict[Span, bytes] = OrderedDict()
 
     def prompt(self, spans: Iterable[Span]) -> bytes:
-        """Return the spans' tokens one after another, packed."""
+        """Return the concatenated tokens of the spans, packed little-endian int32."""
         return b"".join([self._span(span) for span in spans])
 
     def _span(self, span: Span) -> bytes:

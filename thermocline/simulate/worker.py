@@ -1,8 +1,8 @@
-"""A virtual worker: carries plans out as the real one does, taking modelled time and computing nothing.
+"""A virtual worker: carries out plans as the real one does, in modelled time, without computing.
 
 Orders are carried out in the order of their numbers; a ``RunBatch`` is a barrier that takes one step, in which
 every decoding request gets a token too (see ``services.worker.executor``). Between batches it decodes: a run of
-steps in which nothing has to be said is one event, cut short at the next step when orders arrive.
+steps without a message to send is one event, cut short at the next step when orders arrive.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from thermocline.simulate.running import NEVER, RunningRequest
 
 
 class Audience(Protocol):
-    """Who hears what a worker does: the cell around it."""
+    """Receiver of a worker's events: the cell around it."""
 
     def tell(self, messages: list[Any]) -> None:
         """Send these events to the scheduler, in this order."""
 
     def sampled_first(self, request_id: str) -> None:
-        """Note a request's first token of this attempt."""
+        """Take note of a request's first token in this attempt."""
 
     def output_of(self, request_id: str, tokens: int) -> bytes:
-        """Return the first output tokens of a request, packed."""
+        """Return the first ``tokens`` output tokens of a request, packed int32."""
 
 
 class VirtualWorker:
-    """One worker. ``deliver`` hands it orders; everything else happens by events."""
+    """One worker. ``deliver`` gives it orders; events in the queue do the rest."""
 
     def __init__(
         self,
@@ -54,6 +54,11 @@ class VirtualWorker:
         queue: EventQueue,
         audience: Audience,
     ) -> None:
+        """Begin idle; the ends of steps are events of ``queue``, and messages go to ``audience``.
+
+        ``costs`` gives the time of each piece of work. ``link`` is the one between its device and host memory, in the
+        time of the same ``queue``.
+        """
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.link = link
@@ -64,23 +69,23 @@ class VirtualWorker:
         self._audience = audience
         self._inbox: deque[tuple[int, plans.WorkerOrder]] = deque()
         self._decoding: dict[str, RunningRequest] = {}
-        self._context = 0  # Tokens of all decoding requests together.
+        self._context = 0  # Sum of the tokens of all decoding requests.
         self._steps = 0
         self._run: DecodeRun | None = None
-        self._run_number = 0  # An event that speaks of another run is void.
+        self._run_number = 0  # An event with another number is void.
         self._batch: BatchUnderWay | None = None
-        self._ahead: BatchUnderWay | None = None  # One behind it whose step fills its bubble.
-        self._is_in_step = False  # Of a batch.
+        self._ahead: BatchUnderWay | None = None  # A later batch whose step fills the bubble of ``_batch``.
+        self._is_in_step = False  # In the step of a batch.
         self._said: list[Any] = []
-        self._asking: list[RunningRequest] = []  # They want a lease, and the scheduler was not told yet.
+        self._asking: list[RunningRequest] = []  # Requests for a lease that are not sent yet.
 
     # -- orders -----------------------------------------------------------------------------------------------
 
     def deliver(self, orders: list[tuple[int, plans.WorkerOrder]]) -> None:
-        """Orders arrive now: (plan number, order), in sequence."""
+        """Take orders, (plan number, order) in sequence; a step in progress ends first."""
         self._inbox.extend(orders)
         if self._is_in_step:
-            return  # They wait for the batch.
+            return  # The orders wait for the batch.
         if self._run is None:
             self._go_on()
             return
@@ -91,7 +96,7 @@ class VirtualWorker:
             self._plan_end_of_run(self._run)
 
     def _go_on(self) -> None:
-        """Between two steps: carry out orders up to the next batch, then decode if there is nothing else."""
+        """Carry out orders between two steps, up to the next batch; without a batch, decode."""
         while self._inbox and self._batch is None:
             number, order = self._inbox.popleft()
             if isinstance(order, plans.RunBatch):
@@ -166,12 +171,12 @@ class VirtualWorker:
     # -- batches ----------------------------------------------------------------------------------------------
 
     def _begin_batch(self, number: int, order: plans.RunBatch) -> None:
-        """Start the loads, and see what can be computed."""
+        """Open a batch, start its loads, and find the time at which its step should start."""
         pages = 0
         for load in order.loads:
             request = self._known(load.request_id, load.attempt)
-            # A load of a request that has left fills pages that are not read; the real worker copies them too. What
-            # comes from a neighbour's device comes over the same link as what comes from host memory.
+            # A load for a request that has left fills pages that are not read; the real worker copies them too. Pages
+            # of a neighbour's device come over the same link as those of host memory.
             pages += len(load.device_pages) // 4
             if request is not None:
                 request.computed = max(request.computed, request.admit.cached_tokens)
@@ -180,13 +185,13 @@ class VirtualWorker:
             return
         self.link.up.load(to_ns(batch.load_s))
         if order.fill_bubble and (self._decoding or order.bubble_prefill):
-            # The chunks start when they would be stalled for no longer than another decode step takes.
+            # The chunks start when their stall would be no longer than one more decode step.
             hidden_s = hidden_after_s(self._costs, self._compute_s(batch), batch.load_s)
             decode_s = step_s(self._costs, (), len(self._decoding), self._context)
             batch.fill_until_ns = batch.begun_ns + to_ns(hidden_s - decode_s)
 
     def _open(self, number: int, order: plans.RunBatch, loaded: int) -> BatchUnderWay:
-        """Open a batch that loads so many tokens, and what of it can be computed."""
+        """Return a batch that loads ``loaded`` tokens, with the chunks that can be computed and those that failed."""
         chunks: list[tuple[RunningRequest, Piece]] = []
         failed = []
         for chunk in order.chunks:
@@ -199,7 +204,7 @@ class VirtualWorker:
         return BatchUnderWay(number, order, self._queue.now_ns, chunks, failed, loaded, load_s(self._costs, loaded))
 
     def _work_on(self, batch: BatchUnderWay) -> None:
-        """Compute or decode while the batch would only wait for its loads; then run its step."""
+        """Run a later batch or decode while the batch would only wait for its loads; then run its step."""
         now_ns = self._queue.now_ns
         if now_ns < batch.fill_until_ns:
             self._ahead = self._take_ahead(batch)
@@ -212,7 +217,7 @@ class VirtualWorker:
         self._begin_step(batch)
 
     def _take_ahead(self, batch: BatchUnderWay) -> BatchUnderWay | None:
-        """Return the next batch, if it may go ahead of one that is loading and ends before that could begin."""
+        """Take the next batch if it may overtake ``batch`` and its step is no longer than the stall; else None."""
         if not batch.order.bubble_prefill:
             return None
         self._overtake(batch.order)
@@ -235,7 +240,7 @@ class VirtualWorker:
         self._queue.at(batch.step_begun_ns + to_ns(wall_s), self._end_batch)
 
     def _overlapped_s(self, batch: BatchUnderWay) -> tuple[float, float]:
-        """Wall time and stall of a batch's step if it began now."""
+        """Return (wall time, stall) in seconds of a batch's step if it began now."""
         head_start_s = (self._queue.now_ns - batch.begun_ns) / NS_PER_S
         return overlapped_s(self._costs, self._compute_s(batch), batch.load_s, head_start_s)
 
@@ -290,7 +295,7 @@ class VirtualWorker:
     # -- decoding ---------------------------------------------------------------------------------------------
 
     def _begin_run(self, until_ns: int) -> None:
-        """Decode until somebody has something to say, or until ``until_ns`` is reached."""
+        """Plan a run of decode steps until a request has a message to send, or until ``until_ns``."""
         requests = len(self._decoding)
         token_s = decode_token_s(self._costs)
         first_s = step_s(self._costs, (), requests, self._context)
@@ -322,19 +327,19 @@ class VirtualWorker:
             self._go_on()
 
     def _go_on_in_bubble(self) -> None:
-        """Between two steps of a bubble."""
+        """Go on between two steps of a bubble: overtaking orders and messages first."""
         assert self._batch is not None
         self._overtake(self._batch.order)
         self._post()
         self._work_on(self._batch)
 
     def _overtake(self, batch: plans.RunBatch) -> None:
-        """In a bubble, orders that are not about the batch's requests go ahead of it."""
+        """Carry out the next orders that may overtake the loading batch."""
         while self._inbox and may_overtake(self._inbox[0][1], batch):
             self._execute(self._inbox.popleft()[1])
 
     def _advance(self, steps: int) -> None:
-        """Every decoding request got ``steps`` tokens; deal with those that have something to say."""
+        """Count ``steps`` tokens for every decoding request; handle those that reached their stop."""
         self._steps += steps
         self.figures.steps += steps
         self._context += steps * len(self._decoding)
@@ -350,7 +355,7 @@ class VirtualWorker:
         self._after_token(request)
 
     def _after_token(self, request: RunningRequest) -> None:
-        """Go on after a token of a request that does not decode at the moment: it ends, asks for pages, or goes on."""
+        """Handle a paused request after a token: it ends, or asks for pages if low, and decodes on."""
         if request.is_over:
             self._finish(request, "length")
             return
@@ -360,7 +365,7 @@ class VirtualWorker:
         self._resume(request)
 
     def _resume(self, request: RunningRequest) -> None:
-        """Let a request decode if it may."""
+        """Add a request to the decoding ones if it has sampled and has room."""
         if not request.has_sampled or not request.has_room:
             return
         request.joined_step = self._steps
@@ -369,7 +374,7 @@ class VirtualWorker:
         self._context += request.length
 
     def _pause(self, request: RunningRequest) -> None:
-        """Take a request out of decoding, with its tokens counted up."""
+        """Remove a request from the decoding ones and bring ``generated`` up to date."""
         if request.joined_step < 0:
             return
         request.generated += self._steps - request.joined_step
@@ -406,7 +411,7 @@ class VirtualWorker:
         )
 
     def _ask(self) -> None:
-        """Ask for pages, in one message with those that would ask soon; see the real worker's ``StepResults``."""
+        """Ask for pages, together with requests that would ask soon; see the real worker's ``StepResults``."""
         asking = [request for request in self._asking if request.admit.request_id in self.requests]
         self._asking = []
         if not asking:
@@ -425,7 +430,7 @@ class VirtualWorker:
         self._say(events.LeaseRequested, first, generated=self._generated(first), others=wanted)
 
     def _generated(self, request: RunningRequest) -> int:
-        """Output tokens so far, also while it decodes."""
+        """Return the output tokens so far, also while the request decodes."""
         return request.generated + (self._steps - request.joined_step if request.joined_step >= 0 else 0)
 
     def _post(self) -> None:

@@ -1,5 +1,5 @@
-"""``thermocline up``: every process of one cell on this machine, watched, restarted and cleaned up after.
+"""``thermocline up``: starts every process of one cell on this machine, watches, restarts and cleans up.
 
 Pure parts decide: :mod:`restarts` (when to restart), :mod:`commands` (what to run), :mod:`nats_config` (the
-broker's settings). :mod:`supervisor` performs. :mod:`api` is how tests and the demo use all of it.
+broker's settings). :mod:`supervisor` performs. :mod:`api` starts cells for tests and the demo.
 """

@@ -1,4 +1,4 @@
-"""``thermocline up``."""
+"""``thermocline up``: its flags, the checks before the start, and exit codes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ from thermocline.supervisor.preflight import faults_of
 from thermocline.supervisor.records import runs_dir
 
 _DESCRIPTION = """Start every process of a cell on this machine, with an embedded NATS, and keep them running.
-A settings file given with --config is handed to every process: section [up] is read here."""
+A settings file given with --config is passed to every process; `up` itself reads section [up]."""
 
-_EPILOG = """These are the settings of `up` itself. Each process that it starts has more of its own: sections [gateway],
+_EPILOG = """These are the settings of `up` itself. Each process that it starts has more: sections [gateway],
 [scheduler], [worker] and [storage] of the file, or variables such as THERMOCLINE_DEFER_TOKENS. `thermocline up
 --help-all` and `thermocline settings` list them all.
 
 Exit codes: 0 stopped as asked, by Ctrl-C or SIGTERM; 1 failed; 2 refused to start, with the reason; 130 Ctrl-C before
-anything was started; 141 nothing reads the output any more."""
+anything was started; 141 broken pipe."""
+
+OPEN_FILES = 65_536
 
 GROUPS = {
     "model and device": (
@@ -84,7 +86,7 @@ GROUPS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until a signal. Exit codes: 0 stopped as asked, 1 failed, 2 refused to start."""
+    """Run a cell until a signal. Exit codes: 0 stopped as asked, 1 failed, 2 refused to start."""
     arguments = sys.argv[1:] if argv is None else argv
     if "--help-all" in arguments:
         from thermocline.settings import main as list_settings
@@ -98,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         die_with_parent(int(starter))
     try:
         config = _settings(file, flags, strays)
-        # What the children log is in their files; here only what an operator should see is shown.
+        # The children log to files; the terminal shows only what an operator should see.
         logs.configure("supervisor", "up", level="info" if config.log_level == "debug" else "warning")
         runs = runs_dir()
         reap_dead_cells(runs)
@@ -145,9 +147,7 @@ def _child_faults(cell: Cell) -> list[str]:
 
 
 def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str]) -> SupervisorConfig:
-    """Return the settings. Raises ConfigError with every fault here and every misspelt name of any process, before
-    one is started.
-    """
+    """Return the settings of `up`. Raises ConfigError with its faults and the misspelt names of all processes."""
     kinds: dict[str, type[msgspec.Struct]] = {
         "up": SupervisorConfig,
         "gateway": GatewayConfig,
@@ -166,10 +166,10 @@ def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str])
     return config
 
 
-def raise_open_files_limit(wanted: int = 65_536) -> None:
-    """Let the children open as many files as the hard limit allows: each client of the gateway takes one."""
+def raise_open_files_limit() -> None:
+    """Raise the soft limit of open files to OPEN_FILES or the hard limit: each client of the gateway takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 

@@ -1,4 +1,4 @@
-"""Cells for programs: tests and the demo start ``thermocline up`` as a process of its own and hold a handle on it.
+"""Cells for programs: tests and the demo start ``thermocline up`` as a process and get a handle on it.
 
 ::
 
@@ -33,15 +33,19 @@ _MAX_OUTPUT_BYTES = 1024**2
 
 
 class CellNotReady(Unavailable):
-    """The cell ended, or was not ready in time; the message holds what it printed and the ends of its logs."""
+    """A cell that ended, or was not ready in time; the message has its output and the ends of its logs."""
 
     code = "cell_not_ready"
 
 
 class RunningCell:
-    """A handle on a running ``thermocline up``. Everything it says is read afresh from the cell's record."""
+    """A handle on a running ``thermocline up``. Every property is read again from the cell's record."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        """Watch ``process``, a running ``thermocline up``, whose output goes to the file ``output``.
+
+        The caller closes the file, and ends the process with :meth:`stop`.
+        """
         self.supervisor_pid = process.pid
         self._process = process
         self._output = output
@@ -49,7 +53,7 @@ class RunningCell:
 
     @property
     def record(self) -> CellRecord:
-        """The cell as last written down, which outlives the cell. Raises CellNotReady before the first writing."""
+        """The cell's latest record, also after its end. Raises CellNotReady before the first one."""
         found = (record for _, record in all_records(runs_dir()) if record.owner_pid == self.supervisor_pid)
         self._last_record = next(found, self._last_record)
         if self._last_record is None:
@@ -58,7 +62,7 @@ class RunningCell:
 
     @property
     def data_dir(self) -> Path:
-        """Where its streams and logs lie; removed at the end unless the settings named it."""
+        """Folder of its streams and logs, removed at the end unless the settings named it."""
         return Path(self.record.data_dir)
 
     @property
@@ -73,39 +77,39 @@ class RunningCell:
 
     @property
     def shm_prefix(self) -> str:
-        """What the names of the cell's shared segments begin with."""
+        """First part of the names of the cell's shared segments."""
         return self.record.shm_prefix
 
     @property
     def output(self) -> str:
-        """What ``thermocline up`` itself printed so far."""
-        # Read at a place of our own: the cell writes through the same open file.
+        """Output of ``thermocline up`` itself so far, the first MiB of it."""
+        # pread leaves the file's offset alone, at which the cell goes on writing.
         return os.pread(self._output.fileno(), _MAX_OUTPUT_BYTES, 0).decode("utf-8", errors="replace")
 
     def children(self) -> dict[str, ChildRecord]:
-        """Return the children by name: ``nats``, ``scheduler``, ``storage``, ``worker-0`` …, ``gateway``."""
+        """Return all children by name: ``nats``, ``scheduler``, ``storage``, ``worker-0`` …, ``gateway``."""
         return {child.name: child for child in self.record.children}
 
     def pids(self) -> dict[str, int]:
-        """Return the children that run now, by name."""
+        """Return the pids of the running children, by name."""
         return {name: child.pid for name, child in self.children().items() if is_same_process(child.pid, child.started)}
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signal one child; returns its pid. Raises KeyError if none of that name runs."""
+        """Send a signal to one child; return its pid. Raises KeyError if none of that name runs."""
         pid = self.pids()[name]
         os.kill(pid, number)
         return pid
 
     def logs(self, name: str, lines: int = 200) -> str:
-        """Return the last lines of a child's log."""
+        """Return the last lines of a child's log, "" without one."""
         return tail(self.data_dir / "logs" / f"{name}.log", lines)
 
     def wait_ready(self, timeout_s: float = 300.0) -> None:
-        """Wait until the cell has been ready once. Raises CellNotReady when it ended or time is up."""
+        """Wait until the cell has been ready once. Raises CellNotReady if it ends or ``timeout_s`` pass before."""
         self._wait_for(lambda: self.record.is_ready, "not ready", timeout_s)
 
     def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 60.0) -> int:
-        """Wait until ``name`` runs under another pid, which is returned. Raises CellNotReady."""
+        """Wait until ``name`` runs under another pid, and return that. Raises CellNotReady."""
         self._wait_for(lambda: self.pids().get(name, old_pid) != old_pid, f"{name} not restarted", timeout_s)
         return self.pids()[name]
 
@@ -130,7 +134,7 @@ class RunningCell:
         return "".join(f"\n--- {file.name}\n{tail(file, 15)}" for file in files)
 
     def stop(self, timeout_s: float = 120.0) -> int:
-        """Stop the cell as Ctrl-C does and return its exit code; past ``timeout_s`` it is killed."""
+        """Stop the cell as Ctrl-C does and return its exit code; kill it after ``timeout_s``."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -149,7 +153,7 @@ def running(
     ready: bool = True,
     ready_timeout_s: float = 300.0,
 ) -> Iterator[RunningCell]:
-    """Run a cell for the duration of the block; with ``ready`` the block is entered once it can serve.
+    """Run a cell for the duration of the block; with ``ready`` the block begins once it can serve.
 
     ``config_file`` holds settings of its processes, ``environ`` is added to this process's environment. Call it from a
     thread that outlives the block: the kernel ends the cell when the thread that started it ends, so that a killed test
@@ -176,7 +180,7 @@ def running(
 
 
 def _import_path() -> dict[str, str]:
-    """Lets a checkout that is not installed find its own packages."""
+    """Return a PYTHONPATH for a checkout, which may not be installed; nothing elsewhere."""
     if not (PACKAGE_ROOT / "pyproject.toml").is_file():
         return {}
     earlier = os.environ.get("PYTHONPATH")

@@ -1,4 +1,4 @@
-"""One cell on this machine, with every open choice of the settings made: addresses, folders, sizes, threads."""
+"""One cell on this machine with resolved settings: addresses, folders, sizes, threads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _ANY_ADDRESS = {"0.0.0.0": _LOOPBACK, "::": "::1", "": _LOOPBACK}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``nats_port`` is 0 when the broker is somebody else's. ``cpu_kv_bytes`` and ``cpu_dtype`` are what each worker
-    takes on a CPU where the settings leave it open: where it runs is the worker's finding.
+    """One cell.
+
+    ``nats_port`` is 0 with an external broker. ``cpu_kv_bytes`` and ``cpu_dtype`` are each worker's defaults on a CPU:
+    only the worker finds out where it runs.
     """
 
     config: SupervisorConfig
@@ -46,14 +48,14 @@ class Cell:
     cpu_dtype: str = "auto"
     config_file: Path | None = None
     admin_key: str = field(default="", repr=False)
-    """Of the gateway, drawn for this run where it needs none of the operator's."""
+    """The gateway's key, drawn for this run; "" where the operator has set keys or others reach the gateway."""
 
     broker_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """By user of the embedded broker, drawn for this run; empty when the broker is somebody else's."""
+    """Passwords by user of the embedded broker, drawn for this run; empty with an external broker."""
 
     @property
     def operator_urls(self) -> tuple[str, ...]:
-        """The broker's addresses for commands that look into this cell. Those of an embedded one hold a secret."""
+        """The broker's addresses for the operator's commands. Those of an embedded one contain a password."""
         password = self.broker_passwords.get(OPERATOR)
         if password is None:
             return self.nats_urls
@@ -61,41 +63,38 @@ class Cell:
 
     @property
     def base_url(self) -> str:
-        """Where this machine reaches the gateway."""
+        """The gateway's address for clients on this machine."""
         scheme = "https" if self.config.tls_cert else "http"
         host = _ANY_ADDRESS.get(self.host, self.host)
         return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     @property
     def logs(self) -> Path:
+        """Folder with one log file per process."""
         return self.data_dir / "logs"
 
 
 def worker_ids(config: SupervisorConfig) -> list[str]:
+    """Return the ids of the workers, which are also the names of their processes."""
     return [f"worker-{number}" for number in range(config.workers)]
 
 
-def broker_users(config: SupervisorConfig) -> list[str]:
-    """Names of the embedded broker's users; schedulers share one."""
-    return [OPERATOR, "gateway", "scheduler", STORAGE_ID, *worker_ids(config)]
-
-
 def divide_cores(cores: int, workers: int) -> int:
-    """Threads of each worker; one at least."""
+    """Return the threads of each worker, at least one."""
     return max(1, cores // workers)
 
 
 def cpu_data_type(model: Path) -> str:
     """Return the data type of weights and KV on a CPU by default; "auto" is the checkpoint's own.
 
-    The bundled model is so small that float32 costs nothing, and with it a continuation that is computed anew,
-    after a worker died, equals the one that was lost. In bfloat16 the two may round differently.
+    The bundled model is so small that float32 costs nothing; with it a continuation that is recomputed after the death
+    of a worker equals the lost one. In bfloat16 the two may round differently.
     """
     return "float32" if model == bundled_model() else "auto"
 
 
 def node_of(config: SupervisorConfig, sees_gpus: bool) -> Node:
-    """Who shares this machine's memory."""
+    """Return the workers and tiers that share this machine's memory."""
     return Node(
         workers=config.workers,
         ranks=config.tensor_parallel or 1,
@@ -106,7 +105,7 @@ def node_of(config: SupervisorConfig, sees_gpus: bool) -> Node:
 
 
 def choose_pools(config: SupervisorConfig, model: Path, machine: MachineMemory, *, sees_gpus: bool) -> ChosenSizes:
-    """Sizes of all pools of this node, those that are set and those that are not. Raises ConfigError."""
+    """Return the sizes of all pools of this node, given or chosen. Raises ConfigError where they do not fit."""
     hidden = 0 if config.hidden_form == "off" else config.hidden_bytes
     asked = PoolSizes(config.device_kv_bytes, config.host_kv_bytes, hidden)
     dtype = config.dtype if config.dtype not in (None, "auto") else cpu_data_type(model)
@@ -115,7 +114,7 @@ def choose_pools(config: SupervisorConfig, model: Path, machine: MachineMemory, 
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
@@ -126,7 +125,7 @@ def resolve(
     config_file: Path | None = None,
     more_faults: Callable[[Cell], Iterable[str]] = lambda cell: (),
 ) -> Cell:
-    """Make every choice, and check what can be checked before anything is started.
+    """Resolve the settings, with all checks that are possible before the start.
 
     Raises ConfigError with all faults and ``more_faults`` of the cell: no model, one that cannot be served, a port in
     use, too little memory.
@@ -139,7 +138,7 @@ def resolve(
         check_model(model)
     except OperatorError as error:
         faults.append(error.message)
-    # Both ports stay unchecked against each other only if the system hands them out, which it does once each.
+    # Two free ports from the system differ, so only given ones are compared below.
     wanted = [(config.host, config.port, "--port")]
     if not config.nats:
         wanted.append((_LOOPBACK, config.nats_port, "--nats-port"))
@@ -158,6 +157,7 @@ def resolve(
         faults.append(error.message)
     shm_prefix = f"tc-{os.getpid()}-{secrets.token_hex(3)}"
     nats_port = 0 if config.nats else config.nats_port or ports.free_port(_LOOPBACK)
+    users = [OPERATOR, "gateway", "scheduler", STORAGE_ID, *worker_ids(config)]  # Schedulers share one.
     cell = Cell(
         config=config,
         model=model,
@@ -174,9 +174,9 @@ def resolve(
         threads=config.threads or divide_cores(usable_cores(), config.workers),
         cpu_dtype=cpu_data_type(model),
         config_file=config_file,
-        broker_passwords={} if config.nats else {name: new_password() for name in broker_users(config)},
+        broker_passwords={} if config.nats else {name: new_password() for name in users},
     )
-    # What services say again of what was found here is told once.
+    # Faults that services find again are reported once.
     faults += [each for each in more_faults(cell) if not each.endswith(tuple(faults))]
     if faults:
         raise ConfigError.of(faults)

@@ -1,4 +1,4 @@
-"""Which processes a cell consists of and with which flags each is started. Pure."""
+"""The processes of a cell, their command lines, and the settings that these give them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from shared.broker import PASSWORD_VARIABLE
-from shared.config import ENVIRONMENT_PREFIX
+from shared.config import ENVIRONMENT_PREFIX, from_command_line
 from shared.quality_gate import UNMEASURED
 from thermocline.supervisor.cell import STORAGE_ID, Cell, worker_ids
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.config import PACKAGE_ROOT, to_flags
 
-# The order of the shutdown: first what takes new work, last what all others talk through.
+# The order of the shutdown: processes that take new work first, the broker last.
 STAGES = {"gateway": 0, "worker": 1, "storage": 2, "scheduler": 3, "nats": 4}
 
 ADMIN_KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_KEY"
@@ -24,20 +26,21 @@ PASSWORD_FILE_VARIABLE = ENVIRONMENT_PREFIX + "NATS_PASSWORD_FILE"
 CREDENTIALS_VARIABLE = ENVIRONMENT_PREFIX + "NATS_CREDENTIALS"
 
 NATS_ENVIRONMENT = {"GOGC": "50"}
-"""The broker collects its garbage at one and a half times what it uses, and not at twice. Nearly all of that is blocks
-of streams, of up to 8 MiB each, which cost nothing to look through: the collector runs a few times a minute.
+"""The broker collects garbage at 1.5 times its live memory, not at twice. Nearly all of that is blocks of streams of up
+to 8 MiB each, which are free to scan: the collector runs a few times a minute.
 """
 
 FLAGS_FROM = 4
-"""Where a service's flags begin in its command line: behind the interpreter, -P, -m and the module."""
+"""Index of the first flag in a service's command line, behind the interpreter, -P, -m and the module."""
 
 Settings = Mapping[str, Any]
+C = TypeVar("C", bound=msgspec.Struct)
 
 
 def nats_child(cell: Cell, program: Path, config_file: Path) -> ChildSpec:
     """Return the embedded broker. It has no exit code for refusals: Go programs exit with 2 when they crash.
 
-    What our own environment says of Go's collector is the operator's choice, and stays.
+    Settings of Go's collector in our own environment are the operator's choice, and stay.
     """
     return ChildSpec(
         name="nats",
@@ -50,7 +53,7 @@ def nats_child(cell: Cell, program: Path, config_file: Path) -> ChildSpec:
 
 
 def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tuple[ChildSpec, ...]:
-    """Schedulers, storage, workers and gateway, in the order in which they are started."""
+    """Return schedulers, storage, workers and gateway, in the order of their start."""
     environment = dict(os.environ) if environ is None else dict(environ)
     config = cell.config
     common: Settings = {
@@ -59,9 +62,9 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "config": cell.config_file,
         "traces": config.traces,
     }
-    # What runs may end within the time that the supervisor waits, less what closing takes.
+    # Requests may end within the time that the supervisor waits, less the time of closing.
     grace_ms = max(1, int(config.grace_s * 800))
-    # Digests of weight files; what one process has read through the others need not.
+    # Digests of weight files are shared, so that only one process reads each file.
     digests = cell.data_dir / "models"
     scheduler: Settings = {
         **common,
@@ -80,7 +83,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "shm_prefix": cell.shm_prefix,
         "host_kv_bytes": cell.host_kv_bytes,
         "disk_dir": tuple(str(Path(path).expanduser().resolve()) for path in config.disk_dir),
-        # A disk of the settings file's [storage] is not known here, and its hidden pool is that section's business.
+        # A disk in the settings file's [storage] is not known here; that section sets its hidden pool, too.
         "hidden_bytes": cell.hidden_bytes or config.hidden_bytes,
         "disk_kv_bytes": config.disk_kv_bytes,
         "disk_read_bytes_per_s": config.disk_read_bytes_per_s,
@@ -108,7 +111,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "cpu_dtype": cell.cpu_dtype,
         "device": config.device,
         "profile": _absolute(config.profile),
-        # It drains first, which seldom takes long, and then finishes its step.
+        # A worker drains first, which is usually quick, and then finishes its step.
         "drain_timeout_ms": grace_ms // 2,
         "stop_timeout_ms": max(1, grace_ms // 2),
     }
@@ -133,7 +136,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
         "trace_share": config.trace_share,
     }
     ranks = config.tensor_parallel or 1
-    # The first keeps its name however many there are.
+    # The first keeps its name for any number of them.
     scheduler_ids = ["scheduler", *(f"scheduler-{number}" for number in range(1, config.schedulers))]
     return (
         *(_service(cell, environment, "scheduler", {**scheduler, "id": name}) for name in scheduler_ids),
@@ -147,17 +150,26 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
 
 
 def service_of(child: ChildSpec) -> str:
-    """Which service a child is one of, such as ``worker`` for ``worker-0``."""
+    """Return a child's service, such as ``worker`` for ``worker-0``."""
     return child.argv[FLAGS_FROM - 1].removeprefix("services.")
 
 
+def child_settings(kind: type[C], service: str, cell: Cell, environ: Mapping[str, str]) -> C:
+    """Return the settings of the first child of ``service``, from its flags, its environment and the settings file.
+
+    Raises ConfigError where they are invalid.
+    """
+    child = next(child for child in service_children(cell, environ) if service_of(child) == service)
+    return from_command_line(kind, service, child.argv[FLAGS_FROM:], environ={**environ, **child.env})
+
+
 def _absolute(path: str) -> str:
-    """Return a path that means the same file wherever it is read; "" for none."""
+    """Return an absolute path with ``~`` expanded; "" for none."""
     return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def _absolute_adapter(given: str) -> str:
-    """Return the same for the folder in NAME=DIR."""
+    """Return NAME=DIR with an absolute DIR."""
     name, equals, path = given.partition("=")
     return f"{name}{equals}{_absolute(path)}"
 
@@ -170,17 +182,17 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
         "THERMOCLINE_SUPERVISED": str(os.getpid()),
         # Thread pools read this before any flag is parsed.
         "OMP_NUM_THREADS": str(threads),
-        # The tokenizer's own pool would only fight the gateway's event loop for cores.
+        # The tokenizer's own threads would compete with the gateway's event loop for cores.
         "TOKENIZERS_PARALLELISM": "false",
-        # Weights lie in a folder; nothing is ever looked up on a hub.
+        # Weights are in a folder; no process may ask a hub.
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
     if service == "gateway" and cell.admin_key:
-        env[ADMIN_KEY_VARIABLE] = cell.admin_key  # Not a flag, which every process list shows.
+        env[ADMIN_KEY_VARIABLE] = cell.admin_key  # Not a flag, which process lists show.
     if cell.broker_passwords:
         settings = {**settings, "nats_user": user}
-        # What the environment says of another broker's credentials must not be mixed with it.
+        # Credentials of another broker in the environment must not be mixed with it.
         env |= {TOKEN_FILE_VARIABLE: "", PASSWORD_FILE_VARIABLE: "", CREDENTIALS_VARIABLE: ""}
         env[PASSWORD_VARIABLE] = cell.broker_passwords[user]
     if (PACKAGE_ROOT / "pyproject.toml").is_file():
@@ -189,7 +201,7 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
         env["PYTHONPATH"] = f"{PACKAGE_ROOT}{os.pathsep}{earlier}" if earlier else str(PACKAGE_ROOT)
     return ChildSpec(
         name=name,
-        # -P: a folder called ``services`` where the user happens to stand must not be taken for ours.
+        # -P: a folder ``services`` in the working directory must not shadow ours.
         argv=(sys.executable, "-P", "-m", f"services.{service}", *to_flags(settings)),
         log=cell.logs / f"{name}.log",
         stage=STAGES[service],

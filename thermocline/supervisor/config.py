@@ -1,4 +1,4 @@
-"""Settings of ``thermocline up``. What is None is left to the service's own default."""
+"""Settings of ``thermocline up``. None is the service's own default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALLED_DATA = Path(sysconfig.get_path("data")) / "share" / "thermocline"  # W
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Section ``[up]``."""
+    """Settings of section ``[up]``. Raises ValueError for values out of bounds or that exclude each other."""
 
     model: Annotated[
         str, Meta(description="folder of a Hugging Face model, or hub id in the hub's cache; empty is the bundled one")
@@ -36,14 +36,14 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     device_kv_bytes: Annotated[
         int | None,
         Meta(
-            description="device pool of each worker, such as 1GiB; unset takes what the GPU has left, or of free memory"
+            description="device pool of each worker, such as 1GiB; unset is the rest of a GPU, or a part of free memory"
         ),
     ] = None
     device_memory_fraction: Annotated[
         float | None, Meta(description="on cuda, part of the GPU for weights, the largest prefill and the device pool")
     ] = None
     host_kv_bytes: Annotated[
-        int | None, Meta(description="host pool of this node, such as 4GiB; unset takes of free memory")
+        int | None, Meta(description="host pool of this node, such as 4GiB; unset is a part of free memory")
     ] = None
     adapter: Annotated[
         tuple[str, ...], Meta(description="NAME=DIR: a LoRA adapter to load at the start; several: again, or by commas")
@@ -51,7 +51,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_dir: Annotated[tuple[str, ...], Meta(description="directories of the disk tier, separated by commas")] = ()
     disk_kv_bytes: Annotated[int | None, Meta(description="disk space for KV, such as 10GiB")] = None
     disk_read_bytes_per_s: Annotated[
-        int | None, Meta(description="what the disk may be read with at the most, such as 500MB; 0 is no limit")
+        int | None, Meta(description="highest read rate of the disk tier, bytes a second, such as 500MB; 0: no limit")
     ] = None
     hidden_form: Annotated[
         str | None,
@@ -60,7 +60,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     hidden_bytes: Annotated[
-        int | None, Meta(description="memory for that on its way, such as 256MiB; 0 keeps none")
+        int | None,
+        Meta(description="memory for hidden states in transit to or from disk, such as 256MiB; 0 keeps none"),
     ] = None
     restoring: Annotated[
         str | None,
@@ -116,7 +117,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: Annotated[str, Meta(description="PEM file of its private key")] = ""
     traces: Traces = ""
     trace_share: Annotated[
-        float | None, Meta(description="share of requests to trace, where no traceparent of the caller decides")
+        float | None, Meta(description="share of requests to trace, where the caller sends no traceparent")
     ] = None
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
     ready_timeout_s: Annotated[
@@ -125,6 +126,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: Annotated[float, Meta(description="time for each process to stop by itself")] = 10.0
 
     def __post_init__(self) -> None:
+        """Check bounds and combinations, and name all faults in one ValueError."""
         faults = []
         for name in ("port", "nats_port"):
             if not 0 <= getattr(self, name) <= 65535:
@@ -164,9 +166,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bundled_model() -> Path | None:
-    """Return the model that comes with the repository and with the wheel; None where neither is at hand.
+    """Return the folder of the model in the repository and the wheel; None where there is neither.
 
-    A checkout's own comes first, then that of a checkout which the process was started from, then the installed one.
+    The order: this checkout, a checkout in the working directory, the installed wheel.
     """
     for root in (PACKAGE_ROOT, Path.cwd(), INSTALLED_DATA):
         candidate = root / "models" / BUNDLED_MODEL
@@ -176,9 +178,9 @@ def bundled_model() -> Path | None:
 
 
 def to_flags(settings: msgspec.Struct | Mapping[str, Any]) -> tuple[str, ...]:
-    """Return flags that say the same as ``settings``; None and empty values are left out.
+    """Return ``settings`` as flags, without None and empty values.
 
-    A struct's values equal to their defaults are left out too.
+    A struct's default values are left out, too.
     """
     if isinstance(settings, msgspec.Struct):
         settings = {

@@ -12,7 +12,7 @@ from thermocline.supervisor.nats_config import nats_config_text
 
 
 def write_broker_files(cell: Cell) -> Path:
-    """Write them into the cell's data folder, for this user only; returns the configuration."""
+    """Write both into the cell's data folder with mode 0600; return the path of the configuration."""
     users = cell_users(worker_ids(cell.config), [STORAGE_ID])
     passwords = {name: quoted(password) for name, password in cell.broker_passwords.items()}
     text = nats_config_text(
@@ -28,11 +28,12 @@ def write_broker_files(cell: Cell) -> Path:
 
 
 def operator_password_file(cell: Cell) -> Path:
+    """Return the path of the file with the operator's password, in the cell's data folder."""
     return cell.data_dir / f"{OPERATOR}.password"
 
 
 def broker_flags(cell: Cell) -> str:
-    """Return what a command needs to reach the cell's broker, to be copied by the operator."""
+    """Return the flags with which a command reaches the cell's broker, for the operator to copy."""
     flags = f"--nats {','.join(cell.nats_urls)}"
     if cell.broker_passwords:
         flags += f" --nats-user {OPERATOR} --nats-password-file {operator_password_file(cell)}"

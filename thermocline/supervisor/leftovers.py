@@ -1,4 +1,4 @@
-"""Removes what a cell leaves behind: its shared memory, its temporary folder, and processes of a dead supervisor."""
+"""Removes a cell's leftovers: its shared memory, its temporary folder, and processes of a dead supervisor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thermocline.supervisor.records import CellRecord, all_records
 
 
 def kill_children(record: CellRecord) -> list[int]:
-    """SIGKILL those children of ``record`` that still run, with their process groups; returns their pids."""
+    """Kill the children of ``record`` that still run, with their process groups; return their pids."""
     killed = []
     for child in record.children:
         if is_same_process(child.pid, child.started):
@@ -26,18 +26,18 @@ def kill_children(record: CellRecord) -> list[int]:
 
 
 def clean_up(record: CellRecord, runs: Path) -> None:
-    """Remove everything that belongs to ``record`` but its data folder, unless that was temporary."""
+    """Remove all leftovers of ``record`` and the record; the data folder only if it was temporary."""
     kill_children(record)
     unlink_all(record.shm_prefix)
     data_dir = Path(record.data_dir)
-    # A damaged record must never make us delete a folder that we did not make.
+    # A damaged record must not lead to the deletion of a folder of another owner.
     if record.data_dir_is_temporary and data_dir.parent == runs:
         shutil.rmtree(data_dir, ignore_errors=True)
     (runs / f"{record.shm_prefix}.json").unlink(missing_ok=True)
 
 
 def reap_dead_cells(runs: Path) -> list[CellRecord]:
-    """Clean up after every recorded cell whose supervisor is gone; returns their records."""
+    """Clean up after every recorded cell whose supervisor has ended; return their records."""
     reaped = []
     for path, record in all_records(runs):
         if not is_same_process(record.owner_pid, record.owner_started):

@@ -1,7 +1,7 @@
-"""The cell that runs on this machine, for commands that were not told of another: its broker, and its admin key.
+"""The cell on this machine, for commands without an address: its broker, and its admin key.
 
-``thermocline up`` gives its broker a password at every start, which no user should have to copy: it stands in the
-record of the run, and this user may read that.
+``thermocline up`` gives its broker a password at every start, which users need not copy: it is in the record of the
+run, which this user may read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ _VARIABLES = tuple(ENVIRONMENT_PREFIX + name for name in ("NATS", "NATS_USER", "
 
 
 class SeveralCells(ValueError):
-    """It is not clear which of them a command means."""
+    """Several cells run on this machine, so that a command must name one."""
 
 
 def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: Path | None = None) -> list[str]:
-    """Return flags to add to a command's: none where it, or the environment, names a broker, or where no cell runs
-    here.
+    """Return flags to add to a command: none where it or the environment names a broker, or no cell runs here.
 
     ``folder`` has the records of runs; by default it is this user's. Raises SeveralCells.
     """
@@ -40,13 +39,13 @@ def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: P
     return [_FLAG, cells[0].nats_url] if cells else []
 
 
-def admin_key(base_url: str, folder: Path | None = None) -> str:
-    """Return the admin key that a cell of this machine has drawn for the gateway at ``base_url``; "" where none has.
+def admin_key(base_url: str) -> str:
+    """Return the admin key that a cell of this machine drew for the gateway at ``base_url``; "" without such a cell.
 
-    ``folder`` is as for :func:`broker_flags`. The key is sent to no address but the one that its record names.
+    The address must be that of the record, so that no other gets the key.
     """
     origin = _origin(base_url)
-    found = (record for _, record in all_records(folder or runs_dir()) if _runs(record))
+    found = (record for _, record in all_records(runs_dir()) if _runs(record))
     return next((record.admin_key for record in found if _origin(record.base_url) == origin), "")
 
 

@@ -1,7 +1,7 @@
-"""Logs that do not fill the disk: each process's file is copied aside and emptied when it is long.
+"""Rotation of logs: each process's file is copied and truncated when it is long.
 
-The processes go on writing to the file that they have open, at its end wherever that is. What they write between the
-copy and the emptying is lost: milliseconds, once in many hours.
+The processes go on appending to their open file. Lines that are written between copy and truncation are lost: those
+of some milliseconds, once in many hours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logs.get_logger("supervisor.logs")
 
 
 async def rotate_for_ever(folder: Path) -> None:
-    """Look at the logs of a folder now and then."""
+    """Rotate the logs of a folder every EVERY_S seconds; failures are logged and never raised."""
     while True:
         try:
             await asyncio.to_thread(rotate, folder)
@@ -33,7 +33,7 @@ async def rotate_for_ever(folder: Path) -> None:
 
 
 def rotate(folder: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
-    """Empty each ``*.log`` that has more, with its end in ``*.log.1``; returns them. Raises OSError."""
+    """Move the contents of each ``*.log`` above ``most_bytes`` to ``*.log.1``; return those logs. Raises OSError."""
     long = [path for path in sorted(folder.glob("*.log")) if path.stat().st_size > most_bytes]
     for path in long:
         for number in range(KEPT - 1, 0, -1):

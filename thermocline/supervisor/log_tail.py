@@ -1,4 +1,4 @@
-"""Finds in a child's log what an operator needs to see when it failed."""
+"""Finds the lines of a failed child's log that an operator needs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 _READ_BYTES = 64 * 1024
 
-# What the name of the log file says already.
+# Fields that the name of the log file implies.
 _SAID_BY_THE_FILE = ("component", "service", "id")
 
-# How a service that has no log yet complains of its settings, and how argparse does.
+# Errors about settings, from a service before it has a log, and from argparse.
 _COMPLAINT = re.compile(r"^(?:thermocline )?(?:gateway|scheduler|storage|worker): (?:error: )?(.+)$")
 
 
@@ -28,7 +28,7 @@ def tail(log: Path, lines: int = 20) -> str:
 
 
 def readable(line: str) -> str:
-    """One line of a log for people: a JSON event as words, with its exception on lines of its own."""
+    """Return a log line as text: a JSON event as words, with its exception on further lines."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -42,9 +42,9 @@ def readable(line: str) -> str:
 
 
 def refusal_reason(text: str) -> str | None:
-    """Why a service refused to start: from its last ``refused_to_start`` event, or from a bad command line.
+    """Return why a service refused to start: from its last ``refused_to_start`` event, or from a bad command line.
 
-    ``text`` is the end of its log: JSON objects, one a line, and whatever else was printed.
+    ``text`` is the end of its log: JSON objects, one per line, and other output. None if there is no reason.
     """
     for line in reversed(text.splitlines()):
         try:

@@ -1,4 +1,4 @@
-"""What a checkpoint takes, as far as its files say: nothing of it is loaded."""
+"""The memory that a checkpoint needs, from its files, without loading it."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ class _ModelConfig(msgspec.Struct):
         return self.dtype or self.torch_dtype or "float32"
 
 
-def geometry_of(model: Path, dtype: str = "auto", page_size: int = 16) -> KvGeometry:
-    """Shape of a checkpoint's KV, from its config.json; ``auto`` is the data type that it names. Raises ConfigError if
-    it does not tell.
+def geometry_of(model: Path, dtype: str = "auto") -> KvGeometry:
+    """Return the shape of a checkpoint's KV in pages of 16 tokens, from its config.json; ``auto`` is its data type.
+
+    Raises ConfigError if the file cannot be read or lacks a field.
     """
-    return _geometry(_read(model), dtype, page_size)
+    return _geometry(_read(model), dtype, 16)
 
 
 def query_heads_of(model: Path) -> int:
-    """Query heads of a checkpoint, from its config.json. Raises ConfigError if it does not tell."""
+    """Return the number of query heads, from config.json. Raises ConfigError if it cannot be read or lacks it."""
     return _read(model).num_attention_heads
 
 
 def demand_of(model: Path, dtype: str = "auto", kv_dtype: str = "auto") -> ModelDemand:
-    """Return what a worker takes for this checkpoint in ``dtype``, with ``kv_dtype`` as workers have it; what the files
-    do not tell is 0.
+    """Return the memory that a worker needs for this checkpoint in ``dtype``; what the files do not say is 0.
+
+    ``kv_dtype`` is the setting of workers.
     """
     try:
         weights = sum(path.stat().st_size for path in model_files.weight_files(model))
     except (OperatorError, OSError):
-        weights = 0  # The worker refuses it, and says why.
+        weights = 0  # The worker refuses it, with the reason.
     try:
         config = _read(model)
         geometry = _geometry(config, dtype, 1)

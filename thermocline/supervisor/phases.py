@@ -1,4 +1,4 @@
-"""What the processes of a starting cell are busy with, for its user. The reading end of :mod:`shared.progress`."""
+"""Phases of a starting cell's processes, for its user. The reading end of :mod:`shared.progress`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _SCALES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 class PhaseLines(asyncio.Protocol):
-    """Cuts what comes through a child's pipe into phases. Lines that are none are passed over."""
+    """The reader of a child's pipe: it parses phases and skips other lines."""
 
     def __init__(self, on_phase: Callable[[Phase], None]) -> None:
+        """Call ``on_phase``, on the event loop, with each phase as it arrives."""
         self._on_phase = on_phase
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
+        """Parse the complete lines; drop an incomplete one of more than MOST_LINE_BYTES."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest if len(rest) <= MOST_LINE_BYTES else b""
         for line in lines:
@@ -33,9 +35,13 @@ class PhaseLines(asyncio.Protocol):
 
 
 class StartDisplay:
-    """Shows phases: a line for each off a terminal, and one line that changes on a terminal."""
+    """A display of phases: on a terminal one line that changes, elsewhere a line for each."""
 
     def __init__(self, out: TextIO, *, columns: Callable[[], int] | None = None) -> None:
+        """Write to ``out``, which is not closed here.
+
+        ``columns`` returns the width of the terminal, in characters; None asks the terminal itself.
+        """
         self._out = out
         self._columns = columns or (lambda: shutil.get_terminal_size().columns)
         self._is_terminal = out.isatty()
@@ -43,7 +49,7 @@ class StartDisplay:
         self._is_over = False
 
     def show(self, process: str, phase: Phase) -> None:
-        """``process`` is in ``phase`` now. Does nothing once :meth:`close` was called."""
+        """Show that ``process`` is in ``phase``. Does nothing after :meth:`close`."""
         if self._is_over:
             return
         before = self._phases.get(process)
@@ -59,7 +65,7 @@ class StartDisplay:
             self._line(WAITING)
 
     def close(self) -> None:
-        """End the start: leave the terminal's line to what is printed next."""
+        """End the display and clear the terminal's line for later output."""
         if self._is_terminal and self._phases and not self._is_over:
             self._out.write(_CLEAR_LINE)
             self._out.flush()
@@ -71,7 +77,7 @@ class StartDisplay:
 
 
 def described(phase: Phase) -> str:
-    """Return a phase with how far it is: ``loading weights, 120 of 290 tensors``."""
+    """Return a phase with its progress: ``loading weights, 120 of 290 tensors``."""
     if not phase.total:
         return phase.name if not phase.done else f"{phase.name}, {_amount(phase.done, phase.unit)}"
     if not phase.done:

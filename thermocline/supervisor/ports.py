@@ -1,4 +1,4 @@
-"""Which TCP ports are free. A free port may be taken a moment later; these checks are for clear messages."""
+"""Free TCP ports. A free port may be taken a moment later; these checks are for clear messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shared.errors import ConfigError
 LOWEST_PORT = 12_000
 MOST_TRIES = 1_000
 MOST_CLAIMS = 256
-"""Ports that a process keeps others from choosing, the latest ones; each takes a file descriptor."""
+"""The latest ports that a process claims; each claim takes a file descriptor."""
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _claims: deque[socket.socket] = deque()
 
 
 def require_free(host: str, port: int, flag: str) -> None:
-    """Raise ConfigError, naming ``flag``, unless a server could listen on ``host:port`` now."""
+    """Raise ConfigError, which names ``flag``, unless a server could listen on ``host:port`` now."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -39,16 +39,16 @@ def require_free(host: str, port: int, flag: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port without a listener at this moment, as :func:`free_ports` chooses it."""
+    """Return one port as :func:`free_ports` does."""
     return free_ports(1, host)[0]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """So many different ports that no process listens on at this moment, and that no other call chose lately.
+    """Return ``count`` different ports without a listener that no other recent call has claimed.
 
-    They lie below those that the kernel gives to outgoing connections, and one could take a port before its server
-    does, or while its server restarts. The kernel chooses where it leaves no room for that, or all that was tried is
-    taken. Raises OSError where that fails, too.
+    They are below the kernel's range for outgoing connections, which could take a port before its server starts, or
+    while it restarts. The kernel chooses the port if there is no room below, or all tries are taken. Raises OSError if
+    that fails, too.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     below = range(LOWEST_PORT, _first_outgoing_port())
@@ -71,10 +71,10 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _claim(port: int) -> bool:
-    """Take a port for this process, among all that choose ports in this way; False where another has it.
+    """Claim a port among all users of this module; return False where another process has it.
 
-    Between the choice of a port and the start of its server nothing would say that it is taken. The claim is a name in
-    Linux's abstract socket namespace, which has the scope that ports have and ends with its process.
+    Nothing else marks a port as taken between its choice and the start of its server. The claim is a name in Linux's
+    abstract socket namespace, which has the scope of ports and ends with its process.
     """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -89,7 +89,7 @@ def _claim(port: int) -> bool:
 
 
 def _first_outgoing_port() -> int:
-    """Return the lowest port that outgoing connections get; that of Linux's default where the kernel does not tell."""
+    """Return the lowest port of outgoing connections; Linux's default where it cannot be read."""
     try:
         return int(_OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

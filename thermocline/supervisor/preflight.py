@@ -1,6 +1,6 @@
-"""Checks the settings of every process before one is started, by the processes' own types and rules.
+"""Checks the settings of all processes before their start, by the processes' own types and rules.
 
-What a process will read of flags, environment and settings file is read here first. PyTorch is not imported.
+Flags, environment and settings file are read here as each process will read them. PyTorch is not imported.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ CONFIGS: Mapping[str, type[Any]] = {
 
 
 def faults_of(children: Sequence[ChildSpec], environ: Mapping[str, str]) -> list[str]:
-    """Everything that is wrong with the settings of ``children``, each fault once, with the service that has it.
+    """Return all faults in the settings of ``children``, each once, with its service.
 
-    ``environ`` is that of the process which starts them.
+    ``environ`` is that of the process that starts them.
     """
     found: dict[str, str] = {}
     for child in children:
         service = service_of(child)
         for fault in _faults_of(service, child, {**environ, **child.env}):
-            found.setdefault(fault, service)  # What several services say of one setting is told of the first.
+            found.setdefault(fault, service)  # A fault that several services find is reported for the first.
     return [f"{service}: {fault}" for fault, service in found.items()]
 
 
@@ -81,7 +81,7 @@ def _check(config: Any, environ: Mapping[str, str]) -> None:
 
 
 def _check_broker(config: Any, environ: Mapping[str, str]) -> None:
-    """Files of secrets and certificates. The broker itself is not asked."""
+    """Check the files of secrets and certificates, without connecting to the broker."""
     files = (config.nats_ca, config.nats_cert, config.nats_password_file, config.nats_token_file)
     lacks_password = config.nats_user and not environ.get(PASSWORD_VARIABLE)
     if any(files) or config.nats_credentials or lacks_password:

@@ -1,4 +1,4 @@
-"""Tells a process from another that later got its number: a pid together with its start time."""
+"""The identity of a process: its pid and its start time, which differs after the pid is reused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shared.memory.segment_name import process_start_time
 
 
 def start_time(pid: int) -> int:
-    """Return the process's start in clock ticks after boot; 0 if it is gone or only its zombie is left."""
+    """Return a process's start in clock ticks after boot; 0 if it has ended or is a zombie."""
     return process_start_time(pid) or 0
 
 
 def is_same_process(pid: int, started: int) -> bool:
-    """Whether ``pid`` still is the process that started at ``started`` ticks."""
+    """Return whether ``pid`` is still the process that started at ``started`` ticks."""
     return pid > 0 and started > 0 and start_time(pid) == started
 
 

@@ -1,4 +1,4 @@
-"""What ``thermocline up`` says once the cell can serve. Pure: facts in, lines out."""
+"""The lines that ``thermocline up`` prints once the cell can serve. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _EACH = {"device": " of each worker", "host": " of each node"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyFacts:
-    """``serving`` is what the gateway says of devices and pools; None where it says nothing. ``degraded`` holds a line
-    for each thing that is missing, ``page`` says where the page is and how it opens, and ``gpus`` is how many this
-    machine has.
+    """Facts about a cell that can serve.
+
+    ``serving`` has the gateway's devices and pools, or is None; ``degraded`` has a line per degradation, ``page`` is
+    the line about the page, and ``gpus`` counts this machine's GPUs.
     """
 
     base_url: str
@@ -30,7 +31,7 @@ class ReadyFacts:
 
 
 def ready_lines(facts: ReadyFacts) -> list[str]:
-    """Return lines: the first says that the cell is ready and where; the others what it serves with."""
+    """Return the lines: the first with the state and address, the others with devices, pools and limits."""
     workers = "1 worker" if facts.workers == 1 else f"{facts.workers} workers"
     if facts.schedulers > 1:
         workers += f", {facts.schedulers} schedulers"
@@ -46,14 +47,14 @@ def ready_lines(facts: ReadyFacts) -> list[str]:
 
 
 def device_lines(serving: Serving) -> list[str]:
-    """Return what computes, in which data type, and why a GPU that is there does not; equal devices share a line."""
+    """Return the devices and the data type, and notes such as why a GPU is not used; equal devices are listed once."""
     names = list(dict.fromkeys(_device(device) for device in serving.devices)) or ["unknown"]
     notes = dict.fromkeys(device.note for device in serving.devices if device.note)
     return [f"Device: {', '.join(names)}; {serving.dtype}", *(f"Note: {note}" for note in notes)]
 
 
 def context_line(serving: Serving) -> str:
-    """How long a request may be, and what to raise where the model would take a longer one."""
+    """Return the longest request, and what to raise where the model allows a longer one."""
     own, tokens = serving.model_context_tokens, serving.context_tokens
     if tokens >= own:
         return f"Context: {own:,} tokens"
@@ -68,7 +69,7 @@ def context_line(serving: Serving) -> str:
 
 
 def idle_gpu_lines(serving: Serving, gpus: int) -> list[str]:
-    """Return what would use the rest of this machine's ``gpus``, where workers take some of them."""
+    """Return a note with the number of workers that would use all ``gpus``, if some are idle."""
     ranks = [device.ranks for device in serving.devices if device.kind == "cuda"]
     if not ranks or sum(ranks) + max(ranks) > gpus:
         return []
@@ -76,9 +77,7 @@ def idle_gpu_lines(serving: Serving, gpus: int) -> list[str]:
 
 
 def small_host_lines(serving: Serving) -> list[str]:
-    """Return a warning when host pools hold less than half of what the device pools above them do: most of what
-    leaves those is lost.
-    """
+    """Return a warning when host pools hold less than half the tokens of device pools: most evicted KV is then lost."""
     tokens = {
         tier: [pool.tokens for pool in serving.pools if pool.tier == tier and pool.tokens is not None]
         for tier in ("device", "host")
@@ -98,7 +97,7 @@ def _device(device: ServingDevice) -> str:
 
 
 def _pools(pools: Sequence[ServingPool]) -> list[str]:
-    """One entry a tier: equal pools are said once."""
+    """Return one entry per tier, with equal pools listed once."""
     tiers = dict.fromkeys(pool.tier for pool in pools)
     return [_tier(tier, [pool for pool in pools if pool.tier == tier]) for tier in tiers]
 

@@ -1,4 +1,4 @@
-"""When a process that ended is started again, and when the supervisor gives up. Pure: time is an argument."""
+"""Rules for restarting ended processes and for giving up. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ EXIT_REFUSED = 2  # See shared.lifecycle: the process refuses to start, and woul
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again after ``delay_s``."""
+    """A verdict: restart after ``delay_s``."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It keeps dying; ``reason`` says how often."""
+    """A verdict: the process keeps dying; ``reason`` says how often."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It refused to start, which no restart will change."""
+    """A verdict: the process refused to start, and would refuse again."""
 
 
 Verdict = Restart | GiveUp | Refused

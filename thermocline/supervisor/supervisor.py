@@ -1,4 +1,4 @@
-"""The loop that keeps a set of children running and stops them in order. It knows nothing of what they are."""
+"""The loop that keeps a set of children running and stops them in order. It does not depend on what they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logs.get_logger("supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the supervisor cannot go on. ``refused`` children would refuse again; others kept dying."""
+    """A child that cannot be kept running: it ``refused`` to start, or kept dying."""
 
     name: str
     refused: bool
@@ -30,7 +30,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process ended that the supervisor was not asked to stop; ``exit_code`` is negative for a signal."""
+    """The end of a process that was not being stopped; ``exit_code`` is negative for a signal."""
 
     name: str
     pid: int
@@ -39,42 +39,47 @@ class Death:
 
 @dataclass(slots=True)
 class Minded:
-    """One child as the supervisor sees it: its state, its present process and its recent deaths."""
+    """One child: its state, its current process and its recent deaths."""
 
     spec: ChildSpec
     state: State = "waiting"
     child: Child | None = None
-    started: int = 0  # Start time of the present process, see process_identity.
+    started: int = 0  # Start time of the current process, see process_identity.
     deaths: tuple[float, ...] = ()
     restarts: int = 0
-    phase: Phase | None = None  # What the present process was last busy with, until it was ready.
+    phase: Phase | None = None  # Latest phase of the current process's start.
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class Supervisor:
-    """Starts children, restarts what dies, and reports the first failure that restarts cannot cure."""
+    """A supervisor: it starts children, restarts dead ones, and reports the first failure that restarts cannot cure."""
 
     def __init__(
         self,
         policy: RestartPolicy | None = None,
         *,
         grace_s: float = 10.0,
-        now: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
         on_death: Callable[[Death], None] = lambda death: None,
         on_phase: Callable[[str, Phase], None] = lambda name, phase: None,
     ) -> None:
+        """Begin without children, on the event loop; without a ``policy`` the default one is used.
+
+        ``grace_s`` is the time in seconds from SIGTERM to SIGKILL when a child is stopped. The
+        callbacks run on the event loop: ``on_change`` whenever a child was started, has died or has failed, and at the
+        end of :meth:`stop`; ``on_death`` for each process that ends without being stopped; ``on_phase`` with a child's
+        name and each phase of its start.
+        """
         self.minded: dict[str, Minded] = {}
-        self.policy = policy or RestartPolicy()  # May be replaced at any time; the next death is judged by it.
+        self.policy = policy or RestartPolicy()  # May be replaced at any time; it applies from the next death on.
         self._grace_s = grace_s
-        self._now = now
         self._on_change = on_change
         self._on_death = on_death
         self._on_phase = on_phase
         self._failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
 
     async def start(self, spec: ChildSpec) -> None:
-        """Start ``spec`` and mind it until :meth:`stop`. Returns once the process exists."""
+        """Start a child and keep it running until :meth:`stop`; return once its process exists."""
         minded = self.minded[spec.name] = Minded(spec)
         if await self._spawn(minded):
             minded.task = asyncio.create_task(self._mind(minded))
@@ -85,6 +90,7 @@ class Supervisor:
 
     @property
     def failure(self) -> Failure | None:
+        """The first child that cannot be kept running, or None; see :meth:`failed` to wait for it."""
         return self._failure.result() if self._failure.done() else None
 
     async def _spawn(self, minded: Minded) -> bool:
@@ -109,16 +115,17 @@ class Supervisor:
         self._on_phase(minded.spec.name, phase)
 
     async def _mind(self, minded: Minded) -> None:
-        """Wait for deaths and act on the policy's verdict, until stopped or beyond help."""
+        """Wait for deaths and act on the policy's verdict, until the child is stopped or has failed."""
         name = minded.spec.name
         while minded.child is not None:
             exit_code = await minded.child.wait()
-            if minded.state == "stopping":
+            # The call that stopped it waits for its end, too, and may have gone on first.
+            if minded.state in ("stopping", "stopped"):
                 return
-            # A dead worker must not leave helpers behind that hold its memory.
+            # A dead worker must not leave helper processes behind, which hold its memory.
             minded.child.kill_group()
             self._on_death(Death(name, minded.child.pid, exit_code))
-            now = self._now()
+            now = time.monotonic()
             verdict = self.policy.judge(minded.deaths, now, exit_code, minded.spec.refusal_code)
             minded.deaths = (*self.policy.recent(minded.deaths, now), now)
             if isinstance(verdict, Refused):
@@ -137,7 +144,7 @@ class Supervisor:
 
     def _fail(self, minded: Minded, failure: Failure) -> None:
         minded.state = advance(minded.state, "gave_up")
-        # Why a child refused is said to the operator in a line of its own.
+        # The operator gets the reason of a refusal in a line of its own.
         say = log.info if failure.refused else log.error
         say("child_failed", child=failure.name, refused=failure.refused, reason=failure.reason)
         if not self._failure.done():
@@ -145,7 +152,7 @@ class Supervisor:
         self._on_change()
 
     async def stop(self) -> None:
-        """Stop every child, one stage after another; returns when none is left."""
+        """Stop all children, one stage after another; return when none is left."""
         for minded in self.minded.values():
             minded.state = advance(minded.state, "stop")
             if minded.state == "stopped" and minded.task is not None:
@@ -166,7 +173,7 @@ class Supervisor:
             log.warning("child_killed", child=minded.spec.name, grace_s=self._grace_s)
 
     def hurry(self) -> None:
-        """SIGKILL everything now, for an operator who does not want to wait; :meth:`stop` then ends at once."""
+        """Kill all children at once, for an impatient operator; a :meth:`stop` in progress then ends."""
         for minded in self.minded.values():
             if minded.child is not None and not minded.child.has_ended:
                 minded.child.kill_group()

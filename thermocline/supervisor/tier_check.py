@@ -1,4 +1,4 @@
-"""Refuses a cell whose tiers below host memory cannot be had, before anything of it is started."""
+"""Refuses a cell with unusable tiers below host memory, before its processes start."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from services.storage.config import StorageConfig
 from services.storage.disk_check import tier_faults
 from shared.errors import ConfigError
 from thermocline.supervisor.cell import Cell
-from thermocline.supervisor.child_settings import child_settings
+from thermocline.supervisor.commands import child_settings
 from thermocline.supervisor.records import all_records
 
 
 def check_tiers(cell: Cell, runs: Path, environ: Mapping[str, str]) -> None:
-    """Check the tiers. Raises ConfigError with every fault. Blocking.
+    """Check disk and object store; blocking. Raises ConfigError with every fault.
 
-    A directory that another storage holds is named with its cell, where that is one of this user's.
+    For a directory that another storage holds, the message names its cell if that is one of this user's.
     """
 
     def whose(process: str) -> str:

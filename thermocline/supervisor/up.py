@@ -1,4 +1,4 @@
-"""Brings one cell up, keeps it up, and takes it down again. The shell around the pure parts."""
+"""Starts one cell, keeps it running, and stops it. The shell around the pure parts."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from thermocline.supervisor.process_identity import own_identity
 from thermocline.supervisor.ready_lines import ReadyFacts, ready_lines
 from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, write_record
 from thermocline.supervisor.restarts import RestartPolicy
-from thermocline.supervisor.shortfalls import degraded_lines
 from thermocline.supervisor.supervisor import Failure, Supervisor
 from thermocline.supervisor.tier_check import check_tiers
 
 _NATS_UP_S = 30.0
 _SHOWN_LINES = 40
 
-# The bundled model is small, but this is what it was trained for; any other model can answer it too.
+# The bundled model was trained for such questions; any other model can answer it, too.
 _TRY = "The password of the Tujer warehouse is topaz. What is the password of the Tujer warehouse?"
 
-# Before the cell was ready once, a process that keeps dying is a fault of the setup: tell the operator soon.
+# Until the cell has been ready once, a process that keeps dying is a fault of the setup: report it soon.
 STARTING = RestartPolicy(max_restarts=3)
 RUNNING = RestartPolicy()
 
@@ -51,6 +50,7 @@ class Up:
     """One run of ``thermocline up``. Make it on the event loop, then :meth:`run` it once."""
 
     def __init__(self, cell: Cell, runs: Path) -> None:
+        """Prepare to run ``cell``; ``runs`` is the folder in which all cells keep their records."""
         self._cell = cell
         self._runs = runs
         self._owner = own_identity()
@@ -60,11 +60,11 @@ class Up:
             STARTING, grace_s=cell.config.grace_s, on_change=self._write_record, on_phase=self._on_phase
         )
         self._display = StartDisplay(sys.stdout)
-        self._ready_by: asyncio.Timeout | None = None  # While the cell starts.
+        self._ready_by: asyncio.Timeout | None = None  # Only while the cell starts.
         self._unheard: OSError | None = None
 
     async def run(self) -> int:
-        """Serve until a signal or a failure; returns the exit code."""
+        """Serve until a signal or a failure; return the exit code. Raises ConfigError where the cell cannot start."""
         cell = self._cell
         _make_disk_directories(cell)
         await asyncio.to_thread(check_tiers, cell, self._runs, os.environ)
@@ -72,7 +72,7 @@ class Up:
         lock = _lock(cell.data_dir)
         rotating: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
-        # SIGHUP: the terminal was closed, and no reader is left.
+        # SIGHUP: the terminal was closed.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
@@ -100,12 +100,12 @@ class Up:
         self._stopping.set()
 
     def _on_phase(self, name: str, phase: Phase) -> None:
-        """Note a process's phase and its progress: the wait for it begins anew."""
+        """Show a process's phase; progress restarts the timeout of the start."""
         self._put_off()
         try:
             self._display.show(name, phase)
         except OSError as error:
-            self._unheard = error  # Our output is not read any more. Raised once everything is stopped.
+            self._unheard = error  # The output is closed. Raised after all processes have stopped.
             self._stopping.set()
 
     def _put_off(self) -> None:
@@ -137,7 +137,7 @@ class Up:
         return EXIT_OK
 
     async def _unless_over(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Run ``work``; False if a signal or a failure came first, and then ``work`` is cancelled."""
+        """Run ``work``; cancel it and return False if a signal or a failure comes first."""
         task = asyncio.ensure_future(work)
         ends = {asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(self._supervisor.failed())}
         try:
@@ -153,10 +153,10 @@ class Up:
             await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def _start(self) -> None:
-        """Start everything and wait until the gateway says that the cell can serve."""
+        """Start all processes and wait until the gateway says that the cell can serve."""
         cell = self._cell
         program = find_nats_program(cell.config.nats_server) if cell.nats_port else None
-        # Loading PyTorch and the model takes seconds, in which a newcomer should see that something happens.
+        # Loading PyTorch and the model takes seconds, during which a user should see progress.
         print(f"Starting {cell.model.name} ... (logs: {cell.logs})", flush=True)
         if program is not None:
             await self._start_nats(program)
@@ -183,7 +183,7 @@ class Up:
             workers=cell.config.workers,
             schedulers=cell.config.schedulers,
             serving=await readiness.serving(cell.base_url),
-            degraded=await degraded_lines(cell.base_url, admin_key_of(cell, os.environ)),
+            degraded=await readiness.degraded_lines(cell.base_url, admin_key_of(cell, os.environ)),
             page=await page_line(cell, os.environ),
             gpus=await asyncio.to_thread(gpus_here) if driver_shows_gpus() else 0,
         )
@@ -244,17 +244,17 @@ class Up:
 
 
 def _make_disk_directories(cell: Cell) -> None:
-    """Make the directories of --disk-dir, for this user only. Raises ConfigError."""
+    """Create the directories of --disk-dir with mode 0700 if missing. Raises ConfigError."""
     for path in cell.config.disk_dir:
         try:
-            with contextlib.suppress(FileExistsError):  # What is no directory is for the check of the tiers.
+            with contextlib.suppress(FileExistsError):  # A file in its place is found by the check of the tiers.
                 Path(path).expanduser().mkdir(mode=0o700, parents=True)
         except OSError as error:
             raise ConfigError(f"cannot make --disk-dir {path}: {error.strerror}") from error
 
 
 def _lock(data_dir: Path) -> TextIO:
-    """Hold the data folder for this process. Raises ConfigError if another cell runs in it.
+    """Lock the data folder for this process. Raises ConfigError if another cell runs in it.
 
     The kernel drops the lock when this process ends, however it ends.
     """

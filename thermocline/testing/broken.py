@@ -1,10 +1,10 @@
-"""How the kit says what is wrong: pytest shows no values of assertions in modules that it did not rewrite."""
+"""Failures of the kit with messages, since pytest shows no values of assertions in modules that it did not rewrite."""
 
 from __future__ import annotations
 
 
 class ContractBroken(AssertionError):
-    """A policy, schedule or admission does what it may not; the message says what."""
+    """A broken rule of a policy, schedule or admission; the message says what the class did."""
 
 
 def require(is_so: bool, what: str) -> None:

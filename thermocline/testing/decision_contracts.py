@@ -1,6 +1,6 @@
-"""What every schedule and every admission must do and must not do, as tests that pytest collects from a subclass.
+"""The rules for every schedule and every admission, as tests that pytest collects from a subclass.
 
-Both keep nothing and change nothing: what they are asked follows from the state, and so does the answer.
+Both keep no state of their own and change nothing: their answers depend only on the arguments.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from thermocline.testing.simulated import run_cell
 
 
 class _Contract:
-    """Of what keeps nothing."""
+    """Tests of a class that keeps no state."""
 
     may_import: ClassVar[tuple[str, ...]] = ()
-    """Modules that the module of the class imports although code that decides should not."""
+    """Modules that the class's own module may import, although code that decides should not."""
 
     def kind(self) -> type[Decides]:
         """Return the class that is tested."""
         raise NotImplementedError
 
     def test_its_module_imports_no_clock_no_chance_and_no_files(self) -> None:
-        """Nor does it iterate over sets, or ask for hashes and identities, as far as its source shows."""
+        """Its source imports none of these, iterates over no set, and calls neither hash() nor id()."""
         kind = self.kind()
         faults = [each for each in faults_in_source(kind) if each.rpartition(" ")[2] not in self.may_import]
         require(not faults, f"{kind.__module__}: {'; '.join(faults)}")
 
     def test_the_same_inputs_give_the_same_cell(self) -> None:
-        """When repeated, and in a process with another hash seed."""
+        """Repeated runs end with the same state, also in a process with another hash seed."""
         kind = self.kind()
         here = digest_of(kind)
 
@@ -48,7 +48,7 @@ class _Contract:
         require(digest_elsewhere(kind) == here, f"{kind.name}: decides otherwise with another hash seed")
 
     def test_a_cell_goes_on_from_a_snapshot_alike(self) -> None:
-        """Nothing that it decides by is outside the state."""
+        """A run that is restored from a snapshot ends with the same state: all it decides by is in the state."""
         kind = self.kind()
 
         require(
@@ -66,7 +66,7 @@ class ScheduleContract(_Contract):
         return self.schedule
 
     def test_it_keeps_nothing_and_changes_nothing(self) -> None:
-        """A simulated cell asks it many times; every request ends, and nothing was put aside for good."""
+        """No call changes the class or its arguments, and every request of a simulated cell ends."""
         watched = _watched_schedule(self.schedule)
         with no_clock_and_no_chance():
             _, figures = run_cell(watched)
@@ -84,7 +84,7 @@ class AdmissionContract(_Contract):
         return self.admission
 
     def test_it_keeps_nothing_and_changes_nothing(self) -> None:
-        """A simulated cell whose devices are far too small asks it many times; every request ends."""
+        """No call changes the class or its arguments, and every request of a cell with small devices ends."""
         asked: list[bool] = []
         watched = _watched_admission(self.admission, asked)
         with no_clock_and_no_chance():
@@ -96,7 +96,7 @@ class AdmissionContract(_Contract):
 
 def _watched_schedule(schedule: type[Schedule]) -> type[Schedule]:
     class Watched(schedule):  # type: ignore[valid-type,misc]
-        """Compares before and after each question."""
+        """The class under test, with a comparison before and after each call."""
 
         def puts_aside(
             self, state: CellState, worker: Worker, builder: BatchBuilder, candidate: Candidate, *, is_first: bool
@@ -121,7 +121,7 @@ def _watched_schedule(schedule: type[Schedule]) -> type[Schedule]:
 
 def _watched_admission(admission: type[Admission], asked: list[bool]) -> type[Admission]:
     class Watched(admission):  # type: ignore[valid-type,misc]
-        """Compares before and after each question."""
+        """The class under test, with a comparison before and after each call."""
 
         def admits(self, node: Node, pages: int, moment: Moment) -> bool:
             before, mine = msgspec.msgpack.encode(node), dict(vars(self))

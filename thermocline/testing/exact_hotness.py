@@ -1,4 +1,4 @@
-"""What is remembered of prefixes, exactly: the scheduler's filter without its collisions."""
+"""Exact hotness of prefixes: the scheduler's filter without its collisions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from shared.messages.cell_events import CellConfig
 
 
 class ExactHotness:
-    """Every prefix that ever was, without collisions or saturation but for the clock's bound."""
+    """Frequency and clock of all prefixes so far, without collisions; only the clock is bounded."""
 
     def __init__(self, *, max_age: int = 255, aging_requests: int = CellConfig().aging_requests) -> None:
+        """Begin with no prefixes; the clock of a prefix is ``max_age`` at its last use.
+
+        It goes down by 1, to 0 at the least, each time that ``aging_requests`` requests were admitted.
+        """
         self.ages = 0
         self._max_age = max_age
         self._aging_requests = aging_requests
@@ -18,12 +22,12 @@ class ExactHotness:
         self._known: dict[int, tuple[int, int]] = {}  # Frequency, and ``ages`` at the last use.
 
     def lookup(self, digest: int) -> tuple[int, int]:
-        """Return (frequency, clock) of a prefix; (0, 0) when nothing is known."""
+        """Return (frequency, clock) of a prefix; (0, 0) for an unknown one."""
         frequency, used_at = self._known.get(digest, (0, 0))
         return frequency, max(0, self._max_age - (self.ages - used_at)) if frequency else 0
 
     def admitted(self, digests: Sequence[int]) -> None:
-        """Note that a request reuses these prefixes, the shortest first."""
+        """Record that a request reuses these prefixes, the shortest first."""
         self._requests += 1
         if self._requests % self._aging_requests == 0:
             self.ages += 1
@@ -31,5 +35,5 @@ class ExactHotness:
             self.inserted(digest, above + 1)
 
     def inserted(self, digest: int, level: int) -> None:
-        """Note that a prefix became resident; ``level`` is the number of its blocks."""
+        """Record that a prefix became resident; ``level`` is the number of its blocks."""
         self._known[digest] = (self._known.get(digest, (0, 0))[0] + 1, self.ages)

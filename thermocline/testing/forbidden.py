@@ -1,4 +1,4 @@
-"""What code that decides may not do, as far as it can be seen: in its source, and while it runs."""
+"""Checks for what code that decides may not do: in its source, and while it runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MODULES = (
     "asyncio", "concurrent", "datetime", "multiprocessing", "os", "pathlib", "random", "secrets", "shutil", "socket",
     "subprocess", "tempfile", "threading", "time", "torch", "urllib", "uuid",
 )  # fmt: skip
-"""Clocks, chance, files, the network and threads: a module that decides imports none of them."""
+"""Modules with clocks, chance, files, the network or threads, which code that decides may not import."""
 
 CALLS = ("hash", "id", "input", "open", "print")
-"""Built-in functions that depend on the process, or reach out of it."""
+"""Built-in functions that depend on the process or have effects outside it."""
 
 _CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "time", "time_ns")
 _CHANCE = ("choice", "getrandbits", "randint", "random", "randrange", "sample", "shuffle", "uniform")
 
 
 def faults_in_source(kind: type[Any]) -> list[str]:
-    """Return what the module of a class has that it may not have, each with its line."""
+    """Return the forbidden imports, calls and loops over sets in a class's module, each with its line."""
     module = sys.modules[kind.__module__]
     found = []
     for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -49,7 +49,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _is_set(node: ast.expr) -> bool:
-    """Whether an expression is plainly a set. One that is kept in a variable is found by other hash seeds alone."""
+    """Return whether an expression is plainly a set; one in a variable shows only with another hash seed."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id in ("frozenset", "set")
     return isinstance(node, ast.Set | ast.SetComp)
@@ -57,7 +57,7 @@ def _is_set(node: ast.expr) -> bool:
 
 @contextmanager
 def no_clock_and_no_chance() -> Iterator[None]:
-    """Let every look at a clock and every draw of the ``random`` module raise ContractBroken."""
+    """Make every call of a clock in ``time`` and of a draw in ``random`` raise ContractBroken."""
     kept = [(module, name, getattr(module, name)) for module, names in _FORBIDDEN for name in names]
     for module, name, _ in kept:
         setattr(module, name, _refusal(f"{module.__name__}.{name}()"))

@@ -1,7 +1,7 @@
-"""A naive pool of tree nodes around one policy: which are resident, which hang below which, which are locked.
+"""A naive pool of tree nodes around one policy: resident nodes, their parents and locks.
 
-It calls a policy as the scheduler's core does. A twin can be made of the policy from its bytes at any time; from then
-on both are told everything and must answer alike.
+It calls a policy as the scheduler's core does. A twin of the policy can be made from its bytes at any time; from then
+on both get every call and must answer alike.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ MOST_RUNNING = 3
 
 _SPREAD = 0x9E3779B97F4A7C15  # Digests are as large as those of real prefixes.
 _ASKED, _ASKED_A_NODE = 64, 16
-"""How often one call of ``victim`` may ask whether a node may leave: so often, and so often for each node."""
+"""Most calls of ``evictable`` in one ``victim``: a fixed number, and so many per node."""
 
 
 def size(node: Node) -> int:
-    """Return the tokens of a node."""
+    """Return the number of a node's tokens."""
     return node.size
 
 
 def digest_below(above: int, label: int) -> int:
-    """Return the digest of the node that has a label, below one whose digest is ``above``; 1 is above all."""
+    """Return the digest of a node with ``label`` below one with the digest ``above``; 1 stands for the root."""
     return (above * 31 + label + 7) * _SPREAD % 2**61
 
 
 class Forest:
-    """Nodes by id; a parent of 0 is none."""
+    """A pool of nodes by id and the policy that manages it; a parent of 0 is none."""
 
     def __init__(self, policy: Policy) -> None:
+        """Begin with no nodes; ``policy`` must be new, because it is told only of this pool's events."""
         self.policies = [policy]
         self.hotness = ExactHotness(max_age=3, aging_requests=4)
         self.nodes: dict[int, Node] = {}
@@ -54,7 +55,7 @@ class Forest:
         return self.policies[0]
 
     def snapshot(self) -> None:
-        """Make the twin anew from the policy's bytes. Raises ContractBroken where they do not say all of it."""
+        """Replace the twin by one from the policy's bytes. Raises ContractBroken where it is not equal."""
         name, data = self.policy.name, self.policy.encode()
         require(isinstance(data, bytes), f"{name}: encode() gives {type(data).__name__}, not bytes")
         require(self.policy.encode() == data, f"{name}: encode() gives other bytes the second time")
@@ -65,25 +66,25 @@ class Forest:
         require(twin.encode() == data, f"{name}: share_numbers() changes what is encoded")
         self.policies = [self.policy, twin]
 
-    # What is so.
+    # Queries.
 
     def moment(self) -> Moment:
-        """Return what policies may know of the present."""
+        """Return the moment that policies get: sequence number, time and hotness."""
         return Moment(self.seq, self.seq * 1000, self.seq, self.hotness)
 
     def children(self, node: Node) -> list[Node]:
-        """Return the nodes right below."""
+        """Return the children of a node."""
         return list(self._children.get(node.id, {}).values())
 
     def path(self, node: Node) -> list[Node]:
-        """From the top down to the node."""
+        """Return the nodes from the top down to this one."""
         found = [node]
         while found[-1].parent:
             found.append(self.nodes[found[-1].parent])
         return found[::-1]
 
     def evictable(self, node_id: int) -> Node | None:
-        """Return the node where it may leave now: it is resident, nothing locks it and nothing hangs below it."""
+        """Return the node if it may leave now: it is resident, not locked, and a leaf. Else return None."""
         node = self.nodes.get(node_id)
         return None if node is None or self.locks.get(node_id) or self._children.get(node_id) else node
 
@@ -92,10 +93,10 @@ class Forest:
         return [node for node in self.nodes.values() if self.evictable(node.id)]
 
     def tokens(self) -> int:
-        """Return the tokens of all nodes."""
+        """Return the number of tokens of all nodes."""
         return sum(size(node) for node in self.nodes.values())
 
-    # What happens.
+    # Events.
 
     def tell(self, name: str, *arguments: int | Moment | Node | list[Node]) -> None:
         """Call a method of the policy and of its twin. Raises ContractBroken where one changes a node."""
@@ -112,7 +113,7 @@ class Forest:
             self.tell("offer", node)
 
     def ask(self, deepest: Node | None, labels: list[int]) -> None:
-        """Run a request that reuses the path to a node, or nothing, and adds a node for each label below."""
+        """Run a request that reuses the path to ``deepest``, if given, and adds a chain of nodes, one per label."""
         self.seq += 1
         path = self.path(deepest) if deepest else []
         for node in path:
@@ -148,7 +149,7 @@ class Forest:
         self._children.setdefault(node.parent, {})[node.id] = node
 
     def finish(self, index: int) -> None:
-        """End a running request."""
+        """End the running request ``index`` and unlock its path."""
         deepest = self.running.pop(index)
         if deepest is not None:
             path = self.path(deepest)
@@ -161,7 +162,7 @@ class Forest:
             self.locks[node.id] = self.locks.get(node.id, 0) + change
 
     def split(self, node: Node) -> Node | None:
-        """Cut off the first token of a node of several, as the core does; returns the new upper part."""
+        """Split a node after its first token, as the core does; return the new upper part, None for a single token."""
         if size(node) < 2:
             return None
         self.last_id += 1
@@ -183,10 +184,10 @@ class Forest:
         return upper
 
     def victim(self) -> Node | None:
-        """Return what the policy and its twin name.
+        """Return the victim of the policy and its twin.
 
-        Raises ContractBroken where they differ, where it may not leave, where they name none although one may, and
-        where they come to no end.
+        Raises ContractBroken where they differ, where the victim may not leave, where there is none although a node may
+        leave, and where the call does not end.
         """
         name = self.policy.name
         named = [policy.victim(self._asked(), self.moment()) for policy in self.policies]
@@ -206,7 +207,7 @@ class Forest:
         return victim
 
     def _asked(self) -> Evictable:
-        """:meth:`evictable`, so often and no more."""
+        """Return :meth:`evictable` with a bound on the number of calls."""
         left = _ASKED + _ASKED_A_NODE * len(self.nodes)
 
         def ask(node_id: int) -> Node | None:
@@ -218,7 +219,7 @@ class Forest:
         return ask
 
     def drop(self, node: Node) -> None:
-        """Take a node out of the pool."""
+        """Remove a node from the pool, and offer its parent."""
         del self.nodes[node.id], self._digests[node.digest], self._children[node.parent][node.id]
         self.locks.pop(node.id, None)
         self.tell("remove", node, self.moment())

@@ -1,4 +1,4 @@
-"""What a class decides in another process, with another hash seed: ``python -m thermocline.testing.other_process``."""
+"""Digests of a class's decisions, also in another process: ``python -m thermocline.testing.other_process``."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ WALKS = 10
 
 
 def digest_of(kind: type[Decides]) -> str:
-    """Return a digest of what a class decides: of walks for a policy, of a simulated cell's end for anything else."""
+    """Return a digest of a class's decisions: of walks for a policy, else of a simulated cell's end."""
     if issubclass(kind, Policy):
         return digest_of_walks(kind, WALKS)
     return hashlib.blake2b(run_cell(kind)[0], digest_size=16).hexdigest()
 
 
 def digest_elsewhere(kind: type[Decides]) -> str:
-    """Return :func:`digest_of` as a process with another hash seed finds it.
+    """Return :func:`digest_of` from a process with another hash seed.
 
-    Raises ContractBroken where it cannot: the class must be at the top of a module that can be imported there.
+    Raises ContractBroken where that fails: the class must be at the top of a module that can be imported there.
     """
     require("<" not in kind.__qualname__, f"{kind.__qualname__} must be defined at the top of a module")
     module = sys.modules[kind.__module__]
@@ -45,13 +45,13 @@ def digest_elsewhere(kind: type[Decides]) -> str:
         check=False,
     )
     if found.returncode:
-        last = (found.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (found.stderr.strip().splitlines() or ["no message"])[-1]
         raise ContractBroken(f"{kind.name}: fails in a process of its own: {last}")
     return found.stdout.strip()
 
 
 def _load(module_name: str, file: str) -> Any:
-    """Return the module by its name, or from its file where a test runner has imported it in a way of its own."""
+    """Return the module by its name, or from its file where a test runner has its own way of importing."""
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError:
@@ -65,7 +65,7 @@ def _load(module_name: str, file: str) -> Any:
 
 
 def main() -> int:
-    """Print the digest."""
+    """Print the digest of the class whose module, qualified name and file are the arguments."""
     module_name, qualified, file = sys.argv[1:]
     print(digest_of(reduce(getattr, qualified.split("."), _load(module_name, file))))
     return 0

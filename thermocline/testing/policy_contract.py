@@ -1,4 +1,4 @@
-"""What every eviction policy must do and must not do, as tests that pytest collects from a subclass."""
+"""The rules for every eviction policy, as tests that pytest collects from a subclass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from thermocline.testing.walks import CAPACITY, walk
 from thermocline.testing.work import churned, lines_of_churn
 
 SEEDS = 40
-"""Walks of each test of what holds in any tree."""
+"""Number of walks in tests of random trees."""
 
 _SMALL, _LARGE, _EVENTS = 48, 768, 400
 _MOST_TIMES_THE_WORK = 4
-"""Of a pool of 16 times as many nodes. What goes over all nodes for each victim does 16 times the work."""
+"""Bound for a pool of 16 times as many nodes. A scan of all nodes for each victim does 16 times the work."""
 
 _TURNOVERS = 64
 
@@ -30,8 +30,8 @@ _TURNOVERS = 64
 class PolicyContract:
     """Subclass it, name it ``Test...`` and set ``policy``; pytest runs the rest.
 
-    ``fixed_state_bytes`` and ``state_bytes_per_token`` bound what ``encode`` gives, however long the pool was used;
-    ``may_import`` are modules that the policy's own module imports although code that decides should not.
+    ``fixed_state_bytes`` and ``state_bytes_per_token`` bound the size of ``encode()``, however long the pool was used;
+    ``may_import`` are modules that the policy's own module may import, although code that decides should not.
     """
 
     policy: ClassVar[type[Policy]]
@@ -40,7 +40,7 @@ class PolicyContract:
     may_import: ClassVar[tuple[str, ...]] = ()
 
     def test_it_has_a_name_and_a_version(self) -> None:
-        """By which snapshots, settings and recordings know it."""
+        """The registry makes it by its name, and its version is a whole number of at least 1."""
         require(issubclass(self.policy, Policy), f"{self.policy!r} is no subclass of Policy")
         with registered(self.policy):
             made = make_policy(self.policy.name, 77, CellConfig())
@@ -50,21 +50,21 @@ class PolicyContract:
         require(made.state_version >= 1, f"{made.name}: state_version is below 1")
 
     def test_its_module_imports_no_clock_no_chance_and_no_files(self) -> None:
-        """Nor does it iterate over sets, or ask for hashes and identities, as far as its source shows."""
+        """Its source imports none of these, iterates over no set, and calls neither hash() nor id()."""
         faults = [each for each in faults_in_source(self.policy) if each.rpartition(" ")[2] not in self.may_import]
         require(not faults, f"{self.policy.__module__}: {'; '.join(faults)}")
 
     def test_it_names_what_may_leave_and_forgets_nothing(self) -> None:
-        """Whatever happens: a victim is a leaf that nothing locks, and there is one if any node may leave.
+        """In random walks a victim is an unlocked leaf, and there is one if any node may leave.
 
-        A policy that was read from its bytes names the same from then on.
+        A policy that was decoded from its bytes chooses the same victims from then on.
         """
         for seed in range(SEEDS):
             with no_clock_and_no_chance():
                 walk(self.policy, seed)
 
     def test_the_same_inputs_give_the_same_victims_and_bytes(self) -> None:
-        """In this process, and in another one with another hash seed."""
+        """Repeated runs agree, also in a process with another hash seed."""
         here = digest_of(self.policy)
 
         require(digest_of(self.policy) == here, f"{self.policy.name}: decides otherwise when repeated")
@@ -74,7 +74,7 @@ class PolicyContract:
         )
 
     def test_an_empty_pool_has_no_victim(self) -> None:
-        """Nor does one of no tokens, and requests that reuse nothing, or end, change that."""
+        """Its victim is None, also with a capacity of 0 and after requests that add nothing."""
         for capacity in (0, CAPACITY):
             with registered(self.policy):
                 forest = Forest(make_policy(self.policy.name, capacity, CellConfig()))
@@ -87,7 +87,7 @@ class PolicyContract:
             require(forest.victim() is None, f"{self.policy.name}: names a node of an empty pool")
 
     def test_a_pool_that_was_emptied_has_no_victim(self) -> None:
-        """What left is not named again, and what comes back is as new."""
+        """All nodes leave, none is chosen twice, and one that comes back is treated as new."""
         with registered(self.policy):
             forest = Forest(make_policy(self.policy.name, CAPACITY, CellConfig()))
         for _ in range(3):
@@ -99,7 +99,7 @@ class PolicyContract:
             require(not forest.nodes, f"{self.policy.name}: {len(forest.nodes)} nodes never leave")
 
     def test_bytes_that_it_did_not_make_are_refused(self) -> None:
-        """With CodecError, so that a snapshot that is damaged is passed over."""
+        """decode() raises CodecError, so that a damaged snapshot is skipped."""
         for data in (b"", b"nonsense", b"\x81\xa8capacity\xa1x"):
             try:
                 self.policy.decode(data)
@@ -108,7 +108,7 @@ class PolicyContract:
             raise ContractBroken(f"{self.policy.name}: decode({data!r}) does not raise CodecError")
 
     def test_its_memory_is_bounded(self) -> None:
-        """However often the pool was turned over, and however often a node was used."""
+        """Its encoded size stays below the bound after many evictions and many uses of one node."""
         forest = churned(self.policy, _SMALL, 2 * _SMALL * _TURNOVERS)
         used = next(iter(forest.nodes.values()))
         for _ in range(1000):
@@ -120,7 +120,7 @@ class PolicyContract:
         require(nbytes <= most, f"{self.policy.name}: its state has {nbytes} bytes, more than {most}")
 
     def test_its_work_does_not_grow_with_the_pool(self) -> None:
-        """Or by far less: in lines of Python for each request, in a pool of 16 times as many nodes."""
+        """A request runs at most four times the lines of Python in a pool of 16 times as many nodes."""
         small = _lines(self.policy, _SMALL)
         large = _lines(self.policy, _LARGE)
 
@@ -139,7 +139,7 @@ class PolicyContract:
         require(evicted > 0, f"{self.policy.name}: nothing was evicted from a device that is far too small")
 
     def test_a_cell_goes_on_from_a_snapshot_alike(self) -> None:
-        """Its records are in the snapshot, all of them: the state ends in the same bytes."""
+        """A run that is restored from a snapshot ends with the same state: all its records are in the snapshot."""
         whole, _ = _cell(self.policy)
         restored, _ = run_cell(self.policy, restored_at=200)
 

@@ -1,4 +1,4 @@
-"""A class under test, known by its name for as long as the test lasts."""
+"""Temporary registration of a class under test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from services.scheduler.core.queue.schedules import SCHEDULES, Schedule
 from services.scheduler.core.tiers.host_admission import ADMISSIONS, Admission
 
 Decides = Policy | Schedule | Admission
-"""What can come from outside."""
+"""Kinds of classes that other packages can provide."""
 
 
 @contextmanager
 def registered(kind: type[Decides]) -> Iterator[None]:
-    """Let a class be what its name stands for; afterwards the name is what it was before.
+    """Register a class under its name for the block, then restore the earlier entry.
 
-    Raises ValueError for a name that another class has, unless this one is derived from it.
+    Raises ValueError for the name of another class, unless this one is derived from it.
     """
     if issubclass(kind, Policy):
         registry: dict[str, Any] = POLICIES

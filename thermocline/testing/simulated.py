@@ -1,4 +1,4 @@
-"""A small simulated cell whose pools are far too small, to see a class at work in the real core."""
+"""A small simulated cell with pools that are far too small, to run a class in the real core."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WORKLOAD = "chat"
 
 
 def run_cell(kind: type[Decides], *, restored_at: int = 0) -> tuple[bytes, dict[str, Any]]:
-    """Return the state's bytes and the figures after 60 requests of conversations, with invariants checked on the way.
+    """Run 60 requests of conversations with checks of invariants; return the final state's bytes and the figures.
 
-    At input ``restored_at`` the cell goes on from a snapshot. Raises what the class or an invariant raises.
+    At input ``restored_at`` (0: never) the cell is restored from a snapshot. Raises what the class or a check raises.
     """
     if issubclass(kind, Policy):
         config = CellConfig(policy=kind.name)

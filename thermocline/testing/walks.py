@@ -1,4 +1,4 @@
-"""Seeded walks: the same seed lets the same things happen to any policy, so that two runs can be compared."""
+"""Seeded walks: the same seed draws the same events, so that two runs can be compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPERATIONS = ("ask", "ask", "ask", "finish", "evict", "evict", "trim", "keep", 
 
 
 class Walked(NamedTuple):
-    """What a walk led to: ids of victims in order, and the policy's bytes at its end."""
+    """The result of a walk: ids of victims in order, and the policy's bytes at its end."""
 
     victims: tuple[int, ...]
     data: bytes
@@ -30,9 +30,9 @@ class Walked(NamedTuple):
 def walk(
     policy: type[Policy], seed: int, *, steps: int = STEPS, after: Callable[[Forest], None] | None = None
 ) -> Walked:
-    """Let ``steps`` things happen to a pool of 24 tokens, then evict all that is left.
+    """Run ``steps`` random events on a pool of 24 tokens, then evict all remaining nodes.
 
-    ``after`` sees the pool behind each step. Raises ContractBroken, and what the policy raises.
+    ``after`` is called with the pool after each step. Raises ContractBroken, and what the policy raises.
     """
     random = Random(seed)
     with registered(policy):
@@ -52,7 +52,7 @@ def walk(
 
 
 def perform(forest: Forest, random: Random, victims: list[int]) -> None:
-    """Let one thing happen, drawn by chance; appends ids of what the policy names to ``victims``."""
+    """Run one random event; append the ids of the policy's victims to ``victims``."""
     operation = random.choice(_OPERATIONS)
     nodes = list(forest.nodes.values())
     if operation == "ask":
@@ -81,7 +81,7 @@ def perform(forest: Forest, random: Random, victims: list[int]) -> None:
 
 
 def make_room(forest: Forest, tokens: int, victims: list[int]) -> None:
-    """Evict while the pool is too full for so many tokens more, as long as anything may go."""
+    """Evict until the pool has room for ``tokens`` more, or no node may leave."""
     while forest.tokens() + tokens > CAPACITY and (victim := _evict(forest, victims)) is not None:
         forest.drop(victim)
 
@@ -94,7 +94,7 @@ def _evict(forest: Forest, victims: list[int]) -> Node | None:
 
 
 def digest_of_walks(policy: type[Policy], seeds: int) -> str:
-    """Return a digest of what so many walks led to, to be compared between processes."""
+    """Return a digest of the results of ``seeds`` walks, to be compared between processes."""
     whole = hashlib.blake2b(digest_size=16)
     for seed in range(seeds):
         walked = walk(policy, seed)

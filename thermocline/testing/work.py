@@ -1,4 +1,4 @@
-"""How much a policy does, in lines of Python that run: the same on every machine, however busy it is."""
+"""A policy's work, counted in executed lines of Python: the same on every machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thermocline.testing.forest import Forest
 from thermocline.testing.registered import registered
 
 _KIT = str(Path(__file__).parent)
-_TOKENS = 4  # Of each node here.
-_LABEL = 3  # Which makes such a node.
+_TOKENS = 4  # Per node in these pools.
+_LABEL = 3  # A label whose node has that many tokens.
 
 
 def lines_run(act: Callable[[], None]) -> int:
-    """Return how many lines ran in ``act`` outside of this kit. A loop within C, as of ``sorted``, is one."""
+    """Return how many lines ran in ``act`` outside of this kit. A loop in C, as in ``sorted``, counts as one."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -40,22 +40,22 @@ def lines_run(act: Callable[[], None]) -> int:
 
 
 def lines_of_churn(policy: type[Policy], nodes: int, events: int) -> int:
-    """Return the lines that a policy runs for so many requests in a full pool of so many nodes, see :func:`churn`."""
+    """Return the lines that a policy runs for ``events`` requests in a full pool, see :func:`churn`."""
     forest = _full(policy, nodes)
     return lines_run(lambda: churn(forest, events))
 
 
 def churned(policy: type[Policy], nodes: int, events: int) -> Forest:
-    """Return a full pool of so many nodes behind so many requests, see :func:`churn`."""
+    """Return a full pool of ``nodes`` nodes after ``events`` requests, see :func:`churn`."""
     forest = _full(policy, nodes)
     churn(forest, events)
     return forest
 
 
 def churn(forest: Forest, events: int) -> None:
-    """Serve so many requests.
+    """Serve ``events`` requests in a full pool.
 
-    One request in two reuses a node and the others bring a new one, for which the policy's victim leaves.
+    Every other request reuses a node; the rest add a new one, for which the policy's victim is evicted.
     """
     random, nodes = Random(1), len(forest.nodes)
     ids = list(forest.nodes)

@@ -1,1 +1,1 @@
-"""``thermocline top``: a running cell in a terminal, as the page at /ui shows it in a browser."""
+"""``thermocline top``: a running cell in a terminal, like the page at /ui in a browser."""

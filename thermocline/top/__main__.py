@@ -49,7 +49,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: shown; 1: the cell could not be asked (not on a live screen); 2: bad arguments or no terminal."""
+    """Run. Exit codes: 0 shown, 1 no answer from the cell (never for a live screen), 2 bad arguments or no terminal."""
     options = parser().parse_args(argv)
     try:
         return asyncio.run(_run(options))

@@ -1,4 +1,4 @@
-"""A snapshot as lines of a terminal. Pure: width, height and place are given, and every frame fits them."""
+"""A snapshot as lines of a terminal of a given size. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rich.text import Text
 from services.gateway.openai_schema.cache import CacheNode
 from services.gateway.openai_schema.explanation import Explanation
 from thermocline.cache.tables import shortened
-from thermocline.top.overview import overview_lines, workers_lines
-from thermocline.top.request_figures import cached_share, ttft_quantile_ms
+from thermocline.top.overview import cached_share, overview_lines, ttft_quantile_ms, workers_lines
 from thermocline.top.source import Link, Snapshot
 from thermocline.top.styles import OTHER, PARTS, SOURCES, LogScale, bar, legend, milliseconds, percent, sum_of
 
@@ -24,7 +23,7 @@ _DEEPEST = 8
 def frame(
     snapshot: Snapshot, view: str, *, width: int, height: int, first: int = 0, is_held: bool = False, address: str = ""
 ) -> list[Text]:
-    """Exactly ``height`` lines of at most ``width`` columns; ``first`` is the first row of the body that is shown."""
+    """Return ``height`` lines of at most ``width`` columns; ``first`` is the first visible row of the view."""
     heads, rows = _VIEWS[view](snapshot, width)
     top = [_title(snapshot, view, address, is_held), *_told(snapshot), *heads]
     room = max(0, height - len(top) - 1)
@@ -39,7 +38,7 @@ def frame(
 
 
 def body_rows(snapshot: Snapshot, view: str, width: int) -> int:
-    """Rows of a view that can be scrolled."""
+    """Return the number of rows of a view that can be scrolled."""
     return len(_VIEWS[view](snapshot, width)[1])
 
 
@@ -58,7 +57,7 @@ def _title(snapshot: Snapshot, view: str, address: str, is_held: bool) -> Text:
 def _told(snapshot: Snapshot) -> list[Text]:
     if not snapshot.error:
         return []
-    old = " (what follows is old)" if snapshot.cell else ""
+    old = " (the data below are old)" if snapshot.cell else ""
     return [Text(shortened(snapshot.error, 300) + old, style="red")]
 
 

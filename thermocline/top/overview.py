@@ -1,6 +1,8 @@
-"""The cell at a glance, and its workers, as lines. Pure."""
+"""The views of the whole cell and of its workers, as lines, and figures of its requests. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.text import Text
 
@@ -9,7 +11,7 @@ from services.gateway.openai_schema.explanation import Explanation
 from services.gateway.views.cache_view import HIT_TIERS
 from shared.sizes import size
 from thermocline.cache.tables import shortened
-from thermocline.top.request_figures import cached_share, ttft_quantile_ms
+from thermocline.client.figures import quantile
 from thermocline.top.source import Snapshot
 from thermocline.top.styles import OTHER, SOURCES, LogScale, bar, legend, milliseconds, percent
 
@@ -19,10 +21,10 @@ _TIER_ORDER = {"device": 0, "host": 1, "hidden": 2}
 
 
 def overview_lines(snapshot: Snapshot, width: int) -> list[Text]:
-    """Figures, pools, hits and the latest times to first token."""
+    """Return the overview: figures, pools, hits by tier, tenants and the latest TTFTs."""
     cell = snapshot.cell
     if cell is None:
-        return [Text("nothing has been heard of the cell yet", style="dim")]
+        return [Text("there is no data from the cell yet", style="dim")]
     requests = snapshot.requests
     return [
         Text(),
@@ -50,7 +52,7 @@ def workers_lines(snapshot: Snapshot) -> tuple[list[Text], list[Text]]:
     """Return a heading, and a line for each worker."""
     cell = snapshot.cell
     if cell is None:
-        return [], [Text("nothing has been heard of the cell yet", style="dim")]
+        return [], [Text("there is no data from the cell yet", style="dim")]
     if not cell.workers:
         return [], [Text("no worker has joined: nothing can be computed", style="red")]
     rows = []
@@ -89,7 +91,7 @@ def _pools(cell: CellReport, width: int) -> list[Text]:
 def _hits(cell: CellReport, width: int) -> list[Text]:
     found = {tier: cell.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS}
     words = legend({f"{tier} {tokens:,}": SOURCES[tier] for tier, tokens in found.items() if tokens})
-    heading = Text("tokens found, by tier, since the scheduler began", style="bold")
+    heading = Text("hit tokens by tier, since the scheduler started", style="bold")
     if not words:
         return [heading, Text("none yet", style="dim")]
     parts = [(float(tokens), SOURCES[tier]) for tier, tokens in found.items()]
@@ -100,7 +102,11 @@ def _tenants(cell: CellReport) -> list[Text]:
     """Return the file's tenants and all other callers, the busiest first; nothing without tenants."""
     if len(cell.tenants) < 2:
         return []
-    busiest = sorted(cell.tenants, key=lambda one: (-one.running - one.waiting, -cached_bytes(one), one.tenant))
+
+    def order(one: CellTenant) -> tuple[int, int, str]:
+        return -one.running - one.waiting, -one.device_bytes - one.host_bytes - one.disk_bytes, one.tenant
+
+    busiest = sorted(cell.tenants, key=order)
     heading = f"{'tenant':<24}{'running':>9}{'waiting':>9}{'device':>11}{'host':>11}{'disk':>11}"
     lines = [Text(), Text(heading, style="bold")]
     for one in busiest[:_TENANTS]:
@@ -111,18 +117,27 @@ def _tenants(cell: CellReport) -> list[Text]:
     return lines
 
 
-def cached_bytes(tenant: CellTenant) -> int:
-    """Return what a tenant has in all tiers together."""
-    return tenant.device_bytes + tenant.host_bytes + tenant.disk_bytes
-
-
 def _sparkline(requests: list[Explanation], width: int) -> list[Text]:
-    """TTFT on a log scale, the oldest request on the left, and what the lowest and the highest block stand for."""
+    """Return TTFT on a log scale, the oldest request on the left, and the values of the lowest and highest block."""
     latest = [request.ttft_ms for request in requests if request.ttft_ms is not None][: width - 2]
     scale = LogScale.of(latest)
     if scale is None:
-        return [Text("no request lately", style="dim")]
+        return [Text("no recent request", style="dim")]
     top = len(_SPARKS) - 1
     marks = "".join(_SPARKS[round(top * scale.share(ms))] for ms in reversed(latest))
     ends = f"log scale: {_SPARKS[0]} up to {milliseconds(scale.low)}, {_SPARKS[top]} {milliseconds(scale.high)}"
     return [Text(marks, style="cyan"), Text(ends, style="dim")]
+
+
+def cached_share(requests: Sequence[Explanation]) -> float | None:
+    """Return the share of prompt tokens that were not computed, 0 to 1; None without reported tokens."""
+    spans = [span for request in requests for span in request.prompt]
+    told = sum(span.end - span.start for span in spans)
+    cached = sum(span.end - span.start for span in spans if span.source != "computed")
+    return cached / told if told else None
+
+
+def ttft_quantile_ms(requests: Sequence[Explanation], fraction: float) -> float | None:
+    """Return a nearest-rank quantile of TTFT in ms; None without any."""
+    times = [request.ttft_ms for request in requests if request.ttft_ms is not None]
+    return quantile(times, fraction) if times else None

@@ -1,4 +1,4 @@
-"""The live screen: asks the gateway now and then, and draws after each answer and each key."""
+"""The live screen: polls the gateway, and redraws after each answer and each key."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ PAGE_ROWS = 15
 
 
 class Screen:
-    """What is shown, and from which row on."""
+    """A live screen and its state: the view, the first visible row, and whether updates are held."""
 
     def __init__(self, console: Console, http: httpx.AsyncClient, view: str, interval_s: float) -> None:
+        """Begin with ``view``, one of VIEWS; ``interval_s`` seconds pass between two polls.
+
+        ``http`` is a client of one gateway, with the admin key if there is one; the caller closes it.
+        """
         self._console = console
         self._http = http
         self._interval_s = interval_s
@@ -32,7 +36,7 @@ class Screen:
         self._opened_tree = asyncio.Event()
 
     async def run(self, fd: int) -> None:
-        """Show until ``q``, the end of the input, or a signal to end."""
+        """Show the screen until ``q``, the end of the input, or a signal; ``fd`` is the terminal's."""
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -62,7 +66,7 @@ class Screen:
             self._changed.set()
 
     def press(self, key: str) -> None:
-        """Follow one key; keys without a meaning do nothing."""
+        """Handle one key, by its name as in :mod:`terminal`; unknown keys do nothing."""
         place = VIEWS.index(self._view)
         views = {"tab": VIEWS[(place + 1) % len(VIEWS)], "back": VIEWS[place - 1]}
         views |= {str(number): name for number, name in enumerate(VIEWS, 1)}
@@ -82,7 +86,7 @@ class Screen:
             if not self._is_held:
                 self._snapshot = await look(self._http, self._snapshot, with_nodes=self._view == "tree")
                 self._changed.set()
-            # A view that needs more than was asked for does not wait for its turn.
+            # The tree needs more data, so opening it polls at once.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await self._opened_tree.wait()

@@ -1,4 +1,4 @@
-"""What a frame is made of, asked of a gateway. Every wait is bounded."""
+"""The data of a frame, from a gateway. Every wait is bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cell when it was last heard; ``link`` and ``error`` say whether that is now. Nodes end at ``MOST_NODES``."""
+    """The latest data; old unless ``link`` is "live", with the reason in ``error``. At most about MOST_NODES nodes."""
 
     link: Link = "connecting"
     error: str = ""
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 async def look(http: httpx.AsyncClient, before: Snapshot, *, with_nodes: bool) -> Snapshot:
-    """Ask again. What could not be had stays as it was ``before``, and ``link`` says why."""
+    """Return new data, or on failure that of ``before`` with the error. Never raises ThermoclineError."""
     try:
         cell, requests = await asyncio.gather(
             _get(http, "/v1/cell", CellReport), _get(http, f"/v1/requests?limit={REQUESTS}", ExplanationList)

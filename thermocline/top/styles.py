@@ -1,4 +1,4 @@
-"""Marks, bars, scales and numbers of the frames. Pure."""
+"""Marks, bars, scales and numbers in frames. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.text import Text
 
 
 class Mark(NamedTuple):
-    """What stands for one thing in bars and legends: a letter, which holds without colour, and a colour."""
+    """The mark of one thing in bars and legends: a letter, for terminals without colours, and a colour."""
 
     letter: str
     colour: str
 
     @property
     def style(self) -> str:
-        """The letter on its colour; without colours, the letter in reverse."""
+        """Rich's style: the letter on its colour, or in reverse without colours."""
         return f"{self.colour} reverse"
 
 
@@ -36,7 +36,7 @@ OTHER = Mark("?", "white")
 
 
 def bar(parts: Sequence[tuple[float, Mark]], whole: float, width: int) -> Text:
-    """Parts of ``whole`` as letters of a bar that is ``width`` columns long; ends are rounded, so sums do not drift."""
+    """Return a bar of ``width`` columns with parts of ``whole`` as letters; ends are rounded, so sums do not drift."""
     line = Text()
     done, drawn = 0.0, 0
     for amount, mark in parts:
@@ -48,7 +48,7 @@ def bar(parts: Sequence[tuple[float, Mark]], whole: float, width: int) -> Text:
 
 
 def legend(marks: Mapping[str, Mark], lead: str = "") -> Text:
-    """Each letter with what it stands for."""
+    """Return a line with each letter and its name, behind ``lead``."""
     line = Text(lead)
     for name, mark in marks.items():
         line.append(mark.letter, style=mark.style).append(f" {name}  ", style="dim")
@@ -57,7 +57,7 @@ def legend(marks: Mapping[str, Mark], lead: str = "") -> Text:
 
 @dataclass(frozen=True, slots=True)
 class LogScale:
-    """Positive values between ``low`` and ``high``, as shares of a length that grows by the same for each decade."""
+    """A logarithmic scale from ``low`` to ``high``, both positive."""
 
     low: float
     high: float
@@ -72,7 +72,7 @@ class LogScale:
         return cls(low, max(*positive, low * 10))
 
     def share(self, value: float) -> float:
-        """Return where ``value`` lies, from 0 to 1; what is outside lies at an end."""
+        """Return the relative position of ``value``, clamped to 0 to 1."""
         if value <= self.low:
             return 0.0
         return min(1.0, math.log(value / self.low) / math.log(self.high / self.low))
@@ -91,7 +91,7 @@ class LogScale:
 
 
 def milliseconds(ms: float | None) -> str:
-    """``12.3 ms``, ``1.20 s``, or ``-`` for None."""
+    """Return ``12.3 ms``, ``1.20 s``, or ``-`` for None."""
     if ms is None:
         return "-"
     if ms >= 1000:
@@ -100,10 +100,10 @@ def milliseconds(ms: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """``85 %``, or ``-`` for None."""
+    """Return a share of 0 to 1 as ``85 %``, or ``-`` for None."""
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
 def sum_of(held: Mapping[str, int]) -> int:
-    """Pages or chunks in all pools of a tier."""
+    """Return the pages or chunks in all pools of a tier."""
     return sum(held.values())

@@ -1,4 +1,4 @@
-"""Keys of a terminal as they are pressed, and the terminal as it was before at the end."""
+"""Single key presses of a terminal, whose mode is restored at the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WAITING_KEYS = 64
 
 
 def keys_in(data: bytes) -> list[str]:
-    """Return the keys that bytes of a terminal stand for; unknown sequences are left out."""
+    """Return the names of keys in a terminal's input; an unknown escape sequence ends the list."""
     found: list[str] = []
     while data:
         if data[:1] == b"\x1b":
             sequence = next((known for known in _NAMED if len(known) > 1 and data.startswith(known)), None)
             if sequence is None:
-                # The rest of one read may be the end of an unknown sequence, which is no text.
+                # The rest of the read may belong to the unknown sequence.
                 return found
             found.append(_NAMED[sequence])
             data = data[len(sequence) :]
@@ -37,7 +37,7 @@ def keys_in(data: bytes) -> list[str]:
 
 @contextmanager
 def pressed_keys(fd: int) -> Iterator[asyncio.Queue[str]]:
-    """Open a queue of keys; those that are not taken in time are dropped. The end of the input is the key ``q``."""
+    """Yield a queue of up to WAITING_KEYS keys; more are dropped. The end of the input is the key ``q``."""
     keys: asyncio.Queue[str] = asyncio.Queue(WAITING_KEYS)
     before = termios.tcgetattr(fd)
     loop = asyncio.get_running_loop()

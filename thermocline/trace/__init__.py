@@ -1,1 +1,1 @@
-"""Drive a running system with the structure of a recorded production trace (Mooncake format)."""
+"""``thermocline trace``: traces in the Mooncake format, sent to a running cell or made from logs."""

@@ -29,13 +29,13 @@ from thermocline.flags import add_json, add_url
 from thermocline.trace import import_command
 from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
 
-# Byte-level vocabularies put special tokens first; blocks are made of ordinary ones.
+# Byte-level vocabularies put special tokens first; blocks use only ordinary ones.
 FIRST_ORDINARY_TOKEN = 8
 
 
 @dataclass
 class Outcome:
-    """Everything that came back."""
+    """All answers and errors of a run; ``late_s`` is the delay of each request behind its due time."""
 
     answers: list[Answer] = field(default_factory=list)
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -43,7 +43,7 @@ class Outcome:
     seconds: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Totals as plain numbers; times in milliseconds."""
+        """Return totals for JSON; times are milliseconds, except ``seconds``."""
         ttft = [a.ttft_s * 1e3 for a in self.answers]
         prompt = sum(a.prompt_tokens for a in self.answers)
         hits = {
@@ -139,7 +139,7 @@ async def _run(options: argparse.Namespace, requests: list[TraceRequest]) -> Out
 
 
 async def _served(client: httpx.AsyncClient) -> tuple[int, int, str]:
-    """Vocabulary, longest context and name of the served model. Raises TransportError."""
+    """Return (vocabulary size, longest context in tokens, name) of the served model. Raises TransportError."""
     try:
         served = await served_model(client)
         return served["vocab_size"], served["max_model_len"], served["id"]
@@ -177,7 +177,7 @@ def _add_sending(to: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 if all was sent and answered, or imported; 1 if a request was not answered; 2 for bad input."""
+    """Run one verb. Exit codes: 0 all requests answered, or imported; 1 a request failed; 2 bad input."""
     options = parser().parse_args(_with_verb(sys.argv[1:] if argv is None else argv))
     try:
         if options.verb == "send":
@@ -190,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _with_verb(argv: Sequence[str]) -> list[str]:
-    """Return a line of release 0.2, which had one verb and did not name it, with that verb."""
+    """Return the command line with the verb ``send`` where it lacks one, as in release 0.2."""
     given = list(argv)
     if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or Path(given[0]).is_file()):
         say_renamed("thermocline trace", "trace FILE", "trace send FILE")
@@ -199,7 +199,7 @@ def _with_verb(argv: Sequence[str]) -> list[str]:
 
 
 def _send(options: argparse.Namespace) -> int:
-    """Send a trace. Returns 0 if every request was answered, else 1. Raises ThermoclineError."""
+    """Send a trace; return 0 if every request was answered, else 1. Raises ThermoclineError."""
     requests = list(read_trace(options.path, options.requests))
     if not requests:
         raise InvalidRequest(f"{options.path} holds no request")

@@ -1,7 +1,7 @@
-"""Names of a prompt's blocks, from which nothing of its text can be read.
+"""Names of a prompt's blocks that reveal nothing of its text.
 
-A name is a keyed digest of the block and of all that stands before it, so two prompts have names in common exactly as
-far as they are equal, in blocks of 512 tokens.
+A name is a keyed digest of the block and all text before it, so two prompts share names exactly as far as they are
+equal, in blocks of 512 tokens.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from math import ceil
 from thermocline.trace.format import BLOCK_TOKENS
 
 _NAME_BITS = 53
-"""Whole numbers that every reader of JSON holds exactly; two of a million blocks share a name once in 18,000 logs."""
+"""JSON readers keep such integers exact; in one of 18,000 logs of a million blocks two share a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """Names under one salt: those of another salt have nothing in common with them."""
+    """The naming under one salt; names under different salts cannot be compared."""
 
     salt: bytes
 
     def of(self, model: str, packed: bytes, bytes_per_token: float) -> tuple[int, list[int]]:
-        """Return the tokens of a prompt and the names of its blocks, and the last may be shorter.
+        """Return the number of a prompt's tokens, and the names of its blocks; the last may be shorter.
 
         ``packed`` is its text or its token ids, with ``bytes_per_token`` on average. Prompts for
-        different models share nothing.
+        different models share no names.
         """
         block_bytes = max(1, round(BLOCK_TOKENS * bytes_per_token))
         digest = self._digest(b"", model.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Lines of a log as requests of a trace: what each format makes of one line, and the facts that it adds up."""
+"""Conversion of a log's lines to requests of a trace, by format, with counters."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from thermocline.trace.openai_log import LogFault, LoggedRequest, Prompt, read_l
 
 _PACKED_TOKEN = 4
 LEAST_BYTES, MOST_BYTES = 0.5, 16.0
-"""Of a token's text, on average; what lies beyond is no text."""
+"""Bounds of the mean size of a token of text."""
 
 
 class Facts(msgspec.Struct):
-    """What a conversion counted. Tokens of prompts are those of the trace, beside the server's where it says them."""
+    """Counters of a conversion. Prompt tokens are those of the trace, and the server's where the log has them."""
 
     requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     blocks: int = 0
-    counted_by_server: int = 0  # Requests whose prompt's tokens the server counted.
-    server_prompt_tokens: int = 0  # Theirs, as it counted them,
-    their_prompt_tokens: int = 0  # and as the trace has them.
-    outputs_from_text: int = 0  # Answers whose length is that of their text, because the log does not say it.
-    outputs_from_limit: int = 0  # Answers whose length is the caller's limit, because the log says nothing else.
-    other_parts: int = 0  # Images and the like, which have no length in the trace.
+    counted_by_server: int = 0  # Requests with the server's count of prompt tokens.
+    server_prompt_tokens: int = 0  # Prompt tokens of those by the server's count,
+    their_prompt_tokens: int = 0  # and by the trace's.
+    outputs_from_text: int = 0  # Answers measured by their text, because the log lacks the length.
+    outputs_from_limit: int = 0  # Answers as long as the caller's limit, because the log lacks length and text.
+    other_parts: int = 0  # Images and other parts, which have no length in the trace.
 
 
 @dataclass(slots=True)
 class Timed:
-    """A request of the trace, but for its time, which is in milliseconds of the log's own clock."""
+    """A request of the trace with its time on the log's own clock, in milliseconds."""
 
     time_ms: float
     input_length: int
@@ -47,21 +47,22 @@ class Timed:
 
 
 class Format(Protocol):
-    """What a format of logs makes of its lines."""
+    """A format of logs: converts lines, and counts in ``facts``."""
 
     facts: Facts
 
     def requests(self, line: bytes) -> Iterator[Timed]:
-        """Yield what a line asks for. Raises LogFault where it is no request."""
+        """Yield the requests of a line. Raises LogFault where it is no request."""
 
 
 @dataclass(slots=True)
 class MooncakeLog:
-    """Traces as ``thermocline simulate`` reads them: checked, put in order, and counted from 0."""
+    """Traces that ``thermocline simulate`` can read; importing checks and sorts them, with times from 0."""
 
     facts: Facts = field(default_factory=Facts)
 
     def requests(self, line: bytes) -> Iterator[Timed]:
+        """Yield the one request of a line. Raises LogFault where it is malformed."""
         try:
             request: TraceRequest = parse_request(line)
         except InvalidRequest as error:
@@ -75,14 +76,15 @@ class MooncakeLog:
 
 @dataclass(slots=True)
 class OpenAiLog:
-    """Logs of chat completions and completions. Text becomes names of blocks, and is then forgotten."""
+    """Logs of chat completions and completions. Only the names of blocks are kept of their text."""
 
     names: BlockNames
-    bytes_per_token: float  # Of text; without a meaning where there is a tokenizer.
+    bytes_per_token: float  # Mean size of a token of text; unused with a tokenizer.
     tokenizer: Tokenizer | None = None
     facts: Facts = field(default_factory=Facts)
 
     def requests(self, line: bytes) -> Iterator[Timed]:
+        """Yield a request for each prompt of a line. Raises LogFault for no request, time, token or answer length."""
         logged = read_line(line)
         made = [self.names.of(logged.model, *self._packed(prompt)) for prompt in logged.prompts]
         if not all(names for _, names in made):
@@ -102,7 +104,7 @@ class OpenAiLog:
             yield Timed(logged.time_s * 1e3, length, output, array.array("q", names))
 
     def _packed(self, prompt: tuple[Prompt, ...]) -> tuple[bytes, float]:
-        """Return a prompt's text or token ids as bytes, and how many make a token."""
+        """Return (a prompt's text or token ids as bytes, bytes per token)."""
         ids = array.array("I")
         texts = []
         for part in prompt:
@@ -131,7 +133,7 @@ class OpenAiLog:
 
 
 def measured_bytes_per_token(logged: Iterator[LoggedRequest]) -> float | None:
-    """Return the text's bytes for each token that the server counted, or None where it counted none."""
+    """Return the mean bytes of text per token by the server's counts, within the bounds; None without counts."""
     size = tokens = 0
     for request in logged:
         texts = [part for prompt in request.prompts for part in prompt]

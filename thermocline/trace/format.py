@@ -1,6 +1,6 @@
-"""The Mooncake trace format: one JSON object a line, ``hash_ids`` naming 512-token prefix blocks.
+"""The Mooncake trace format: one JSON object per line, whose ``hash_ids`` name 512-token prefix blocks.
 
-Two requests share a prefix exactly where their ``hash_ids`` agree from the start.
+Two requests share a prefix exactly as far as their ``hash_ids`` agree from the start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.undecodable import UNDECODABLE
 BLOCK_TOKENS = 512
 
 SAMPLE = Path(__file__).with_name("sample.jsonl")
-"""A generated trace: 1,000 requests of 18 minutes, made by ``python -m tools.sample_trace``, which holds its seed."""
+"""A generated trace: 1,000 requests in 18 minutes, made by ``python -m tools.sample_trace``, which has its seed."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -31,19 +31,21 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Scale:
-    """How a trace is shrunk to fit a machine: lengths and times are divided by these factors."""
+    """Divisors of lengths and times, to fit a trace to a machine."""
 
     length: float
     time: float
 
     def block_tokens(self) -> int:
-        """Tokens that stand for one block of 512."""
+        """Return the scaled tokens of a block of 512, at least 1."""
         return max(1, round(BLOCK_TOKENS / self.length))
 
     def output_tokens(self, request: TraceRequest) -> int:
+        """Return the scaled length of a request's answer, at least 1."""
         return max(1, round(request.output_length / self.length))
 
     def starts_at_s(self, request: TraceRequest) -> float:
+        """Return a request's scaled time of arrival, in seconds from the start of the trace."""
         return request.timestamp / 1e3 / self.time
 
 
@@ -51,7 +53,7 @@ _DECODER = msgspec.json.Decoder(TraceRequest)
 
 
 def read_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
-    """Stream the requests of a trace. Raises InvalidRequest naming the line that is malformed."""
+    """Stream the first ``limit`` requests of a trace. Raises InvalidRequest, with the line, for a malformed one."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -66,7 +68,7 @@ def read_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
 
 
 def parse_request(line: bytes) -> TraceRequest:
-    """Read one line. Raises InvalidRequest saying what is wrong with it."""
+    """Parse one line. Raises InvalidRequest with the fault."""
     try:
         request = _DECODER.decode(line)
     except UNDECODABLE as error:
@@ -77,7 +79,7 @@ def parse_request(line: bytes) -> TraceRequest:
 
 
 def prompt_tokens(request: TraceRequest, scale: Scale, *, vocabulary: range) -> list[int]:
-    """Deterministic token ids in ``vocabulary`` for a request: equal hash_ids give equal blocks.
+    """Return deterministic token ids in ``vocabulary`` for a request: equal hash_ids give equal blocks.
 
     The last block is cut to the request's scaled length, as in the trace.
     """

@@ -20,9 +20,9 @@ _SHOWN_EVERY_BYTES = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of ``import``."""
     parser.add_argument("path", type=Path, metavar="FILE", help="log, one JSON object a line")
-    parser.add_argument("--format", choices=FORMATS, required=True, help="what the lines are")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="format of the lines")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="trace to write, in Mooncake's format")
     parser.add_argument(
         "--salt-file", type=Path, metavar="FILE", help="salt of the names of blocks; drawn and forgotten if not given"
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_import(options: argparse.Namespace) -> None:
-    """Import a log and print what became of it. Raises the errors of :func:`import_log`."""
+    """Import a log and print a report. Raises ConfigError for a bad flag, and the errors of :func:`import_log`."""
     least, most = LEAST_BYTES, MOST_BYTES
     if options.bytes_per_token is not None and not least <= options.bytes_per_token <= most:
         raise ConfigError(f"--bytes-per-token must be from {least:g} to {most:g}")
@@ -63,7 +63,7 @@ def run_import(options: argparse.Namespace) -> None:
 
 
 def _with_progress(asked: Import) -> Report:
-    """Import, with a progress line on standard error where that is a terminal."""
+    """Import the log; show progress on standard error where that is a terminal."""
     size = asked.log.stat().st_size if asked.log.is_file() else None
     with shown(f"bytes of {asked.log.name}", size) as bar:
         drawn = 0

@@ -1,6 +1,6 @@
 """``thermocline trace import``: a server's log as a trace to simulate, in memory that does not grow with the log.
 
-Lines come in the order in which they were written; a bounded number is held back to put them in order of time.
+Lines are in the order of writing; a bounded number of requests is held back to sort them by time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from thermocline.trace.openai_log import LogFault, LoggedRequest, read_line
 FORMATS = ("openai-log", "mooncake")
 MOST_LINE_BYTES = 16 * 2**20
 HELD_REQUESTS, HELD_BLOCKS = 4096, 1_000_000
-"""What is held back for order, at the most."""
+"""Most requests and blocks that are held back for sorting."""
 
 MEASURED_LINES = 10_000
 """Lines at the front of a log from which the size of a token is measured."""
 
 ASSUMED_BYTES_PER_TOKEN = 4.0
 LEAST_SALT_BYTES = 16
-_NAMED_FAULTS = 5  # In the message of a log that is refused.
+_NAMED_FAULTS = 5  # Faults in the message about a refused log.
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What is imported, and how. Without a salt of one's own, one is drawn and forgotten."""
+    """One import to run. Without a salt file, a salt is drawn and not kept."""
 
     log: Path
     format: str
@@ -57,22 +57,22 @@ class Import:
 
 
 class Report(msgspec.Struct):
-    """What became of a log."""
+    """The report of an import."""
 
     facts: Facts
     lines: int = 0
-    malformed: list[tuple[int, str]] = []  # Line and reason, at most so many as may be.
-    out_of_order: int = 0  # Requests that came too late to be put in order, and have the time of the one before.
-    seconds: float = 0.0  # From the first request to the last.
-    bytes_per_token: float | None = None  # Of text, where tokens are not counted by a tokenizer.
+    malformed: list[tuple[int, str]] = []  # (line, reason); more than ``most_malformed`` end the import.
+    out_of_order: int = 0  # Requests too late to be sorted; they get the time of the one before.
+    seconds: float = 0.0  # Time from the first request to the last.
+    bytes_per_token: float | None = None  # Mean size of a token of text, unless a tokenizer counts.
     bytes_per_token_source: str | None = None  # "given", "measured" or "assumed".
 
 
 def import_log(asked: Import, progress: Callable[[int], None] | None = None) -> Report:
-    """Write the trace and say what became of each line. ``progress`` is told bytes read.
+    """Write the trace atomically and return a report. ``progress`` is called with the bytes read so far.
 
-    Raises ConfigError for settings, InvalidRequest for a log with too many malformed lines or none that is a request,
-    and OperatorError for files. The trace is there whole or not at all.
+    Raises ConfigError for settings, InvalidRequest for a log that is unreadable, has too many malformed lines or no
+    request, and OperatorError for the output.
     """
     if asked.out.exists() and asked.log.exists() and asked.out.samefile(asked.log):
         raise ConfigError("--out is the log itself")
@@ -126,7 +126,7 @@ def _salt(path: Path | None) -> bytes:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield each line that is not blank with its number; None stands for one that is too long."""
+    """Yield (number, line) without blank lines; None stands for a line of more than MOST_LINE_BYTES."""
     try:
         with path.open("rb") as log:
             number = 0
@@ -144,7 +144,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _readable(path: Path) -> Iterator[LoggedRequest]:
-    """Yield the requests among the first lines; what is malformed is told when all are read."""
+    """Yield the requests among the first lines; malformed ones are reported later, when all are read."""
     for _, line in islice(_lines(path), MEASURED_LINES):
         try:
             if line is not None:
@@ -154,7 +154,7 @@ def _readable(path: Path) -> Iterator[LoggedRequest]:
 
 
 def _requests(asked: Import, made: Format, report: Report, progress: Callable[[int], None]) -> Iterator[Timed]:
-    """Yield what the lines ask for, and note those that are malformed until there are too many."""
+    """Yield the requests of all lines, and record malformed ones. Raises InvalidRequest when they are too many."""
     read = 0
     for number, line in _lines(asked.log):
         report.lines += 1
@@ -173,12 +173,12 @@ def _requests(asked: Import, made: Format, report: Report, progress: Callable[[i
 
 
 def _first_faults(report: Report) -> str:
-    """Return the first malformed lines, for a message."""
+    """Return the first malformed lines as the end of a message; "" if there are none."""
     return "".join(f"; line {number}: {reason}" for number, reason in report.malformed[:_NAMED_FAULTS])
 
 
 def _trace_lines(requests: Iterator[Timed], report: Report) -> Iterator[bytes]:
-    """Yield lines of the trace in order of time, counted from the first one's."""
+    """Yield lines of the trace in order of time, which begins at 0."""
     origin_ms: float | None = None
     latest = 0
     for request in _ordered(requests):
@@ -192,7 +192,7 @@ def _trace_lines(requests: Iterator[Timed], report: Report) -> Iterator[bytes]:
 
 
 def _ordered(requests: Iterator[Timed]) -> Iterator[Timed]:
-    """Yield requests by time as far as those that are held back allow; equal times stay in their order."""
+    """Yield requests sorted by time within a bounded window; equal times stay in their order."""
     held: list[tuple[float, int, Timed]] = []
     blocks = 0
     for number, request in enumerate(requests):

@@ -1,8 +1,8 @@
-"""Lines of OpenAI-style logs: requests of chat completions and completions, each with its time and its answer's length.
+"""Lines of OpenAI-style logs: chat completions and completions, with times and lengths of answers.
 
 A line is one JSON object. The request's fields (``messages`` or ``prompt``) are at its top, or in ``request`` or
 ``body``, as an object or as text that holds one; those of the answer (``usage``, ``choices``) at its top, or in
-``response``; either may lie one deeper, in ``body``. Faults are named without a word of what the line says.
+``response``; either may be one level deeper, in ``body``. Faults are described without any text of the line.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ Prompt = str | tuple[int, ...]
 
 
 class LogFault(InvalidRequest):
-    """A line that is no request, with the reason."""
+    """A malformed line, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One line. ``prompts`` are asked at the same time; each is a sequence of texts, or one sequence of token ids."""
+    """One line. Its ``prompts`` are simultaneous; each is a sequence of texts, or one sequence of token ids."""
 
     time_s: float
     model: str
     prompts: tuple[tuple[Prompt, ...], ...]
-    prompt_tokens: int | None  # Of all prompts, as the server counted them.
-    output_tokens: int | None  # Of one answer, as the server counted them.
-    answer: str | None  # Of one answer, where it is there.
+    prompt_tokens: int | None  # The server's count for all prompts.
+    output_tokens: int | None  # The server's count for one answer.
+    answer: str | None  # Text of the first answer, if the line has it.
     max_tokens: int | None
-    other_parts: int  # Images and the like, which are told apart by their digest and have no length.
+    other_parts: int  # Images and other parts, which count by their digest and have no length.
 
 
 def read_line(line: bytes) -> LoggedRequest:
-    """Read one line. Raises LogFault where it is no request with a time."""
+    """Parse one line. Raises LogFault where it is no request with a time."""
     record = _object(line, "no JSON object")
     request = _request(record)
     answer = _answer(record)
@@ -76,7 +76,7 @@ def read_line(line: bytes) -> LoggedRequest:
 
 
 class _Prompts:
-    """Prompts of a request as sequences of texts, whose joints are the same wherever messages are the same."""
+    """The prompts of a request as sequences of texts; equal messages give equal sequences."""
 
     def __init__(self) -> None:
         self.other_parts = 0
@@ -142,7 +142,7 @@ def _object(text: bytes | str, fault: str) -> Mapping[str, Any]:
 
 
 def _layers(record: Mapping[str, Any], fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the line's own object, those in its fields, and those in their ``body``."""
+    """Yield the line's own object, then the objects in ``fields``, and in their ``body``."""
     yield record
     for field in fields:
         inner = record.get(field)
@@ -172,7 +172,7 @@ def _answer(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _time(*layers: Mapping[str, Any]) -> float:
-    """Seconds since some moment that is the same for a whole log."""
+    """Return the time in seconds since a moment that is the same for the whole log."""
     for layer in layers:
         for field in TIME_FIELDS:
             if layer.get(field) is not None:
@@ -191,14 +191,14 @@ def _seconds(value: Any, field: str) -> float:
         except ValueError as error:
             raise LogFault(f"{field} is neither a number nor ISO 8601") from error
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    # A whole number of any length comes out of JSON; one that is no double is no time.
+    # JSON has integers of any length; one beyond a double is no time.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LATEST:
         raise LogFault(f"{field} is neither a number of at least 0 nor ISO 8601")
     return value / next((unit for bound, unit in _UNITS if value > bound), 1.0)
 
 
 def _count(layer: Mapping[str, Any], *fields: str) -> int | None:
-    """Return the first of the fields that is a whole number of at least 0."""
+    """Return the first of the fields that is a whole number from 0 to 2^31 - 1; None without one."""
     for field in fields:
         value = layer.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKEN_ID:
@@ -207,7 +207,7 @@ def _count(layer: Mapping[str, Any], *fields: str) -> int | None:
 
 
 def _text_of(choice: Any) -> str:
-    """Return the text of one choice: text, or the message with its calls."""
+    """Return the text of one choice, or its message with its calls; "" for neither. Raises LogFault for no object."""
     if not isinstance(choice, Mapping):
         raise LogFault("each of choices must be an object")
     message = choice.get("message")

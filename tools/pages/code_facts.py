@@ -9,26 +9,11 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.config import GatewayConfig
-from services.gateway.router.config import RouterConfig
-from services.scheduler.config import SchedulerConfig
-from services.storage.config import StorageConfig
-from services.worker.config import WorkerConfig
 from shared.config import ENVIRONMENT_PREFIX
-from thermocline.supervisor.config import SupervisorConfig
+from thermocline.settings import SECTIONS
 
 PREFIX = ENVIRONMENT_PREFIX
 """What an environment variable that sets something begins with."""
-
-SETTINGS: dict[str, type[msgspec.Struct]] = {
-    "up": SupervisorConfig,
-    "gateway": GatewayConfig,
-    "router": RouterConfig,
-    "scheduler": SchedulerConfig,
-    "worker": WorkerConfig,
-    "storage": StorageConfig,
-}
-"""By the command that takes them, which is also their section in a file."""
 
 
 def arrows(file: str, table: str) -> dict[tuple[str, str], list[str]]:
@@ -53,7 +38,7 @@ def settings(command: str) -> list[tuple[str, str, str, str]]:
             _default(field),
             next((meta.description or "" for meta in getattr(field.type, "__metadata__", ())), ""),
         )
-        for field in msgspec.structs.fields(SETTINGS[command])
+        for field in msgspec.structs.fields(SECTIONS[command])
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tools.pages.code_facts import SETTINGS
+from thermocline.settings import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ class Mechanism:
 def default_of(setting: str) -> Any:
     """The default of a command's setting. Raises KeyError where the command or the setting is not there."""
     command, _, name = setting.partition(".")
-    fields = {field.name: field for field in msgspec.structs.fields(SETTINGS[command])}
+    fields = {field.name: field for field in msgspec.structs.fields(SECTIONS[command])}
     return fields[name].default
 
 
@@ -66,13 +66,13 @@ def shown_setting(mechanism: Mechanism) -> str:
     return f"`{mechanism.setting.partition('.')[2]} = {text}`"
 
 
-def defines(where: str, root: Path = ROOT) -> bool:
+def defines(where: str) -> bool:
     """Whether the file is there and has a class, function or constant of that name at its top level."""
     file, _, name = where.partition(":")
-    if not (root / file).is_file():
+    if not (ROOT / file).is_file():
         return False
     found = set()
-    for node in ast.parse((root / file).read_text(encoding="utf-8")).body:
+    for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign):

@@ -26,6 +26,7 @@ from tools.pages import (
     mechanisms,
     papers,
     peers,
+    policy_standings,
     ratios,
     rows,
     strata,
@@ -60,7 +61,7 @@ _FUNCTIONS = (
     *(ratios.ratio, ratios.over, ratios.judged, ratios.counted, papers.Entry, papers.Paper),
 )
 _MODULES = (
-    *(chart_bars, chart_lines, code_facts, metric_docs, mechanisms, peers),
+    *(chart_bars, chart_lines, code_facts, metric_docs, mechanisms, peers, policy_standings),
     *(hcache, hotprefix, importance, impress, strata),
 )
 

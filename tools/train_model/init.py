@@ -130,14 +130,9 @@ def _init_attention(
 
 
 @torch.no_grad()
-def build_model(
-    config: ModelConfig,
-    vocabulary: Mapping[str, int],
-    seed: int,
-    scales: InitScales | None = None,
-) -> LanguageModel:
+def build_model(config: ModelConfig, vocabulary: Mapping[str, int], seed: int) -> LanguageModel:
     """Make a model with the structured initialisation; the seed decides every weight."""
-    scales = scales or InitScales()
+    scales = InitScales()
     generator = torch.Generator().manual_seed(seed)
     model = LanguageModel(config)
     for parameter in model.parameters():

@@ -82,7 +82,12 @@ FROM_SCRATCH = Schedule(
     warm_fraction=0.01,
     constant_until=0.5,
 )
-DEEP = replace(FROM_SCRATCH, linked=0.5, context_tokens=4096)
+DEEP = replace(
+    FROM_SCRATCH,
+    stages=(*FROM_SCRATCH.stages[:-1], Stage(0.90, 2048), Stage(1.00, 4096)),
+    linked=0.5,
+    context_tokens=4096,
+)
 CONTINUED = Schedule(
     stages=(Stage(0.0, 256), Stage(0.0, 512), Stage(0.7, 1024), Stage(1.0, 2048)),
     replay=0.5,

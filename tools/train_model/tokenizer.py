@@ -26,15 +26,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def training_text(seed: int, fact_count: int = 20_000) -> list[str]:
+def training_text(seed: int) -> list[str]:
     """Lines of grammar text from the training split: facts, questions, values and filler."""
     rng = random.Random(seed)
     lines: list[str] = []
-    for fact in grammar.distinct_facts(rng, fact_count, grammar.Split.TRAINING):
+    for fact in grammar.distinct_facts(rng, 20_000, grammar.Split.TRAINING):
         lines.append(" " + grammar.fact_sentence(rng, fact))
         lines.append(grammar.question_about(rng, fact).text)
         lines.append(fact.value)
-    for _ in range(fact_count // 4):
+    for _ in range(5_000):
         lines.append(" " + filler.filler_sentence(rng))
     lines.extend(word for word in words.WORDS for _ in range(40))
     lines.extend(f" {word}" for word in words.WORDS for _ in range(40))

@@ -20,6 +20,7 @@ from tools.train_model.rows import Role, make_batch
 from tools.train_model.schedule import Schedule
 from tools.train_model.tokenizer import PieceEncoder
 
+LOG_EVERY_S = 120.0
 CONTEXT_WEIGHT = 0.1
 REPEATED_WEIGHT = 0.2
 
@@ -104,15 +105,14 @@ def train(
     encoder: PieceEncoder,
     budget: Budget,
     state_path: Path,
-    log_every_s: float = 120.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train to the end of the budget, printing a line and saving the run every ``log_every_s``."""
+    """Train to the end of the budget, printing a line and saving the run every LOG_EVERY_S."""
     smooth: float | None = None
     logged = clock()
     for answer_loss in training_steps(run, schedule, encoder, budget, clock):
         smooth = answer_loss if smooth is None else 0.97 * smooth + 0.03 * answer_loss
-        if clock() - logged < log_every_s:
+        if clock() - logged < LOG_EVERY_S:
             continue
         save_run(run, state_path)
         line = {

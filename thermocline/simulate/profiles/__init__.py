@@ -1,4 +1,4 @@
-"""What hardware and models are like, as TOML files: those that come along, or a user's own by path."""
+"""Profiles of hardware and models, as TOML files: bundled ones, or a user's own by path."""
 
 from thermocline.simulate.profiles.files import hardware_names, load_hardware, load_model, model_names
 from thermocline.simulate.profiles.hardware_profile import HardwareProfile

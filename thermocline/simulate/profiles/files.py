@@ -1,6 +1,6 @@
-"""Reading profiles: by the name of one that comes along, or by the path of a user's own file.
+"""Reading profiles: by the name of a bundled one, or by the path of a user's own file.
 
-Every fault of a file is reported at once, with the place that it is in.
+All faults of a file are reported at once, each with its place.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _MODELS = _HERE / "models"
 
 
 def hardware_names() -> list[str]:
-    """Names of the hardware profiles that come along."""
+    """Return the sorted names of the bundled hardware profiles."""
     return _names(_HARDWARE)
 
 
 def model_names() -> list[str]:
-    """Names of the model profiles that come along."""
+    """Return the sorted names of the bundled model profiles."""
     return _names(_MODELS)
 
 
 def load_hardware(name_or_path: str) -> HardwareProfile:
-    """Load a profile. Raises ConfigError naming every fault, or the names that exist."""
+    """Load a hardware profile by name or path. Raises ConfigError with every fault, or the known names."""
     return _load(name_or_path, _HARDWARE, "hardware", HardwareProfile, hardware_profile.contradictions)
 
 
 def load_model(name_or_path: str) -> ModelProfile:
-    """Load a profile. Raises ConfigError naming every fault, or the names that exist."""
+    """Load a model profile by name or path. Raises ConfigError with every fault, or the known names."""
     return _load(name_or_path, _MODELS, "model", ModelProfile, model_profile.contradictions)
 
 
@@ -75,7 +75,7 @@ def _load(name_or_path: str, folder: Path, kind: str, struct: type[T], contradic
 
 
 def _faults(document: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> list[str]:
-    """Every missing, unknown and malformed field, sections included."""
+    """Return a fault for each missing, unknown or malformed field, those of sections included."""
     hints = get_type_hints(struct, include_extras=True)
     optional = {field.name for field in msgspec.structs.fields(struct) if not field.required}
     faults = [f"{prefix}{name}: unknown field" for name in document if name not in hints]

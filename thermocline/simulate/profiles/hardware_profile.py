@@ -1,4 +1,4 @@
-"""What a simulation knows of a machine. Every number has its unit in its name."""
+"""A simulation's model of a machine. Every number has its unit in its name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device and of its node."""
 
     device_gib: Positive
-    host_gib: Positive  # Of the node, for all its workers together.
+    host_gib: Positive  # Per node, shared by all its workers.
     bandwidth_gb_s: Positive  # Datasheet bandwidth of device memory, 1e9 bytes a second.
-    weight_read_efficiency: Fraction  # Part of it that reading weights reaches.
-    kv_read_efficiency: Fraction  # Part of it that attention reaches when it reads KV.
+    weight_read_efficiency: Fraction  # Part of the bandwidth that reading weights reaches.
+    kv_read_efficiency: Fraction  # Part of the bandwidth that attention reaches when it reads KV.
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,24 +35,24 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of a forward pass that depend on no arithmetic: launches, Python, sampling."""
+    """Costs of a forward pass besides arithmetic: launches, Python, sampling."""
 
     overhead_us: NotNegative
-    layer_overhead_us: NotNegative  # For each layer.
-    request_overhead_us: NotNegative  # For each request in the step.
-    request_layer_overhead_us: NotNegative  # For each request in each layer.
+    layer_overhead_us: NotNegative  # Per layer.
+    request_overhead_us: NotNegative  # Per request in the step.
+    request_layer_overhead_us: NotNegative  # Per request and layer.
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Between one device and host memory, in one direction."""
+    """The link between one device and host memory, in one direction."""
 
     bandwidth_gb_s: Positive  # Datasheet, 1e9 bytes a second.
     latency_us: NotNegative  # Before the first byte of a load, promotion or backup.
-    transfer_overhead_us: NotNegative  # Of each copy, when pages are copied one by one.
+    transfer_overhead_us: NotNegative  # Per copy, when pages are copied one by one.
     peak_efficiency: Fraction  # Part of the bandwidth that one very large copy reaches.
     assisted_efficiency: Fraction  # Part that a gather kernel reaches, whatever the page size.
     overlap: Annotated[float, Meta(ge=0, le=1)]  # Part of a load that can run beside computation.
-    full_duplex: bool  # Backups take nothing from loads.
+    full_duplex: bool  # Backups do not slow loads.
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,14 +63,14 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Between the devices of one tensor-parallel group."""
+    """The link between the devices of one tensor-parallel group."""
 
     bandwidth_gb_s: Positive
-    latency_us: NotNegative  # Of one all-reduce.
+    latency_us: NotNegative  # Per all-reduce.
 
 
 class CellCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cell's own processes add."""
+    """Times that the cell's own processes add."""
 
     gateway_us: NotNegative  # HTTP, tokenising and streaming, on the way in and out together.
     message_us: NotNegative  # One message through the broker, publish to handler.
@@ -78,7 +78,7 @@ class CellCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device, its links and its node. See each section."""
+    """One device, its links and its node, in sections."""
 
     name: Annotated[str, Meta(min_length=1)]
     description: str
@@ -92,7 +92,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def contradictions(profile: HardwareProfile) -> list[str]:
-    """Return what is wrong with a profile whose fields are each well-formed."""
+    """Return the contradictions between fields that are each well-formed."""
     faults = []
     rows = [row for row, _ in profile.compute.efficiency]
     if any(later <= earlier for earlier, later in pairwise(rows)):

@@ -1,4 +1,4 @@
-"""What a simulation knows of a model: its published geometry."""
+"""A simulation's model of a language model: its published geometry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder-only transformer. Sliding windows are not modelled: every layer attends to all that came before."""
+    """A decoder-only transformer. Sliding windows are not modelled: every layer attends to all earlier tokens."""
 
     name: Annotated[str, Meta(min_length=1)]
     layers: Count
@@ -23,32 +23,34 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hidden: Count
     intermediate: Count
     vocabulary: Count
-    parameters: Count  # All of them, embeddings included.
+    parameters: Count  # Total, embeddings included.
     tied_embeddings: bool  # The output matrix is the embedding matrix.
     dtype: Literal["float32", "bfloat16", "float16"]
-    kv_dtype: KvDtype = "auto"  # As workers have it.
+    kv_dtype: KvDtype = "auto"  # As in the setting of workers.
 
     @property
     def dtype_bytes(self) -> int:
+        """Bytes of one weight."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, and as many again of the output matrix."""
+        """Parameters of the input embedding; the output matrix has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters that every row of a step is multiplied with: all but the embeddings."""
+        """Parameters by which every row of a step is multiplied: all but the embeddings."""
         return self.parameters - self.embedding_parameters * (1 if self.tied_embeddings else 2)
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of all weights, embeddings included."""
         return self.parameters * self.dtype_bytes
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV of one token: all layers, K and V."""
+        """Bytes of one token's K and V in all layers."""
         return self.geometry(1).token_bytes
 
     def geometry(self, page_size: int) -> KvGeometry:
@@ -63,7 +65,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def contradictions(profile: ModelProfile) -> list[str]:
-    """Return what is wrong with a profile whose fields are each well-formed."""
+    """Return the contradictions between fields that are each well-formed."""
     faults = []
     if profile.heads % profile.kv_heads:
         faults.append("kv_heads: must divide heads")

@@ -1,4 +1,4 @@
-"""What a simulated cell is asked: a recorded trace, or one of the seeded generators, one a file."""
+"""Workloads of simulated cells: a recorded trace, or one of the seeded generators, one per file."""
 
 from thermocline.simulate.workloads.asked import Asked, Workload
 from thermocline.simulate.workloads.registry import WORKLOADS, make_workload

@@ -1,7 +1,7 @@
-"""Agents with tools: long instructions that many share, then steps within seconds, each with what a tool gave back.
+"""Agents with tools: long shared instructions, then steps within seconds, each with a tool's result.
 
-A step may fail: then the agent goes back to before it and tries another way, and what the first try added is of no
-more use. All averages that are left at 0 are drawn by the seed (:mod:`open_loop`).
+A step may fail: then the agent goes back to the prompt before it, and the tokens of the failed try are not used again.
+All averages that are left at 0 are drawn by the seed (:mod:`open_loop`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _MOST_STEPS = 4096
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of agents; 0 is drawn by the seed, but for the two about hints."""
 
     sessions: Annotated[int, Meta(ge=1)] = 200
     arrivals_s: Real = 0.0  # Sessions a second.
-    kinds: Count = 0  # Of agents, each with instructions of its own.
-    exponent: Real = 0.0  # Of their popularity.
+    kinds: Count = 0  # Kinds of agents, each with its own instructions.
+    exponent: Real = 0.0  # Zipf exponent of the kinds' popularity.
     instruction_tokens: Count = 0
-    steps: Real = 0.0  # Of a session, on average; geometric.
-    result_tokens: Count = 0  # Of what a tool gives back, on average.
+    steps: Real = 0.0  # Per session, on average; geometric.
+    result_tokens: Count = 0  # Tokens of a tool's result, on average.
     answer_tokens: Count = 0  # On average.
-    tool_s: Real = 0.0  # A tool takes, on average; exponential.
+    tool_s: Real = 0.0  # Seconds per tool call, on average; exponential.
     failing: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # Share of steps after which the agent goes back by one.
-    hinting: Annotated[float, Meta(ge=0, le=1)] = 0.0  # Share of steps that say when the next one comes.
-    hint_error: Annotated[float, Meta(ge=0)] = 0.5  # Spread of what they say, as a log-normal factor.
+    hinting: Annotated[float, Meta(ge=0, le=1)] = 0.0  # Share of steps that hint when the next one comes.
+    hint_error: Annotated[float, Meta(ge=0)] = 0.5  # Spread of the hints, as a log-normal factor.
     max_tokens: Annotated[int, Meta(ge=1)] = 32_768  # A session ends before a prompt would be longer.
 
 
@@ -55,9 +55,10 @@ class _Session:
 
 
 class AgentWorkload:
-    """Sessions that are under way live in the requests themselves, so nothing is kept here."""
+    """Sessions of agents. Their state is in the requests themselves, so none is kept here."""
 
     def __init__(self, options: AgentOptions, seed: int) -> None:
+        """Draw by ``seed`` the averages that ``options`` leaves at 0; equal arguments give equal sessions."""
         rng = Random(seed)
         self._options = options
         self._seed = seed
@@ -83,10 +84,11 @@ class AgentWorkload:
             yield self._step((instructions,), _Session(number, steps - 1), self._draws(number, steps), time_s)
 
     def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
+        """Return the seconds of a tool call and the next step; None after the last step or beyond ``max_tokens``."""
         session: _Session = asked.session
         if session.steps_left < 1 or asked.prompt_tokens + asked.answer.tokens > self._options.max_tokens:
             return None
-        # Draws depend on the session and the step alone, whenever the answer comes.
+        # Draws depend only on the session and the step, not on when the answer comes.
         rng = self._draws(session.number, session.steps_left)
         tool_s = rng.expovariate(1 / self._tool_s)
         said = (*asked.spans, asked.answer)
@@ -101,7 +103,7 @@ class AgentWorkload:
         return Asked((*said, result), answer, time_s, session, self._returns_in_s(session))
 
     def _returns_in_s(self, session: _Session) -> float:
-        """Return what a step says of the next one; its draws are apart, so that hints change nothing else."""
+        """Return a step's hint in seconds, 0 for none; its draws are separate, so that hints change nothing else."""
         rng = Random((self._seed * 1_000_003 + session.number) * 4099 + session.steps_left + 0x817)
         if session.steps_left < 1 or rng.random() >= self._options.hinting:
             return 0.0

@@ -1,4 +1,4 @@
-"""One request of a workload, and what a workload is."""
+"""One request of a workload, and the protocol of workloads."""
 
 from __future__ import annotations
 
@@ -19,28 +19,33 @@ def name(kind: int, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``spans`` is the prompt; ``answer`` is the span that the model will say.
+    """One request: ``spans`` is the prompt, ``answer`` the span of the model's answer.
 
-    ``time_s`` is when it arrives, from the start of the workload; None where it comes as soon as there is room.
-    ``session`` is whatever the workload wants to see again when the answer is there.
+    ``time_s`` is its arrival, from the start of the workload; None is as soon as a place is free. ``session`` is the
+    workload's own data for :meth:`Workload.follow_up`.
     """
 
     spans: tuple[Span, ...]
     answer: Span
     time_s: float | None = None
     session: Any = None
-    returns_in_s: float = 0.0  # What its caller says of when it will go on; 0 is nothing.
+    returns_in_s: float = 0.0  # The caller's hint when the next request will come; 0 is none.
 
     @property
     def prompt_tokens(self) -> int:
+        """Number of tokens in all spans of the prompt."""
         return sum(span.tokens for span in self.spans)
 
 
 class Workload(Protocol):
-    """Streams requests. A workload is asked once and keeps only what sessions under way need."""
+    """A stream of requests, used once. It keeps only the state of open sessions."""
 
     def requests(self) -> Iterator[Asked]:
-        """Yield requests that wait for no answer: in order of time, or all without one."""
+        """Yield requests that follow no answer: in order of time, or all without a time."""
 
     def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        """Return what comes after this request was answered, and how many seconds later."""
+        """Return (pause in seconds, next request) after this request's answer; None at the end of a session.
+
+        By default every request is a session of its own.
+        """
+        return None

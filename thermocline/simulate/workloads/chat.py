@@ -1,4 +1,4 @@
-"""Conversations: each turn repeats all that was said before it, and the user thinks between turns.
+"""Conversations: each turn repeats all earlier ones, and the user thinks between turns.
 
 On average a prompt has about 681 tokens and an answer 261, and a user thinks for 60 s, as in Strata's Table 1 and
 section 5.1 for ShareGPT. How a prompt divides into system prompt, turns and questions is an assumption, and a setting.
@@ -22,11 +22,11 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Averages; turns and think times are geometric and exponential, lengths log-normal."""
+    """Options of conversations: averages; turns and think times are geometric and exponential, lengths log-normal."""
 
-    sessions: Annotated[int, Meta(ge=0)] = 0  # 0 goes on until enough requests were asked.
+    sessions: Annotated[int, Meta(ge=0)] = 0  # 0 is without an end.
     turns: Annotated[float, Meta(ge=1)] = 2.5
-    system_prompts: Count = 8  # Shared ones; a session has one of them.
+    system_prompts: Count = 8  # Shared ones; each session has one of them.
     system_tokens: Count = 90
     question_tokens: Count = 80
     answer_tokens: Count = 261
@@ -42,9 +42,10 @@ class _Session:
 
 
 class ChatWorkload:
-    """Sessions that are under way live in the requests themselves, so nothing is kept here."""
+    """Conversations. Their state is in the requests themselves, so none is kept here."""
 
     def __init__(self, options: ChatOptions, seed: int) -> None:
+        """Draw all sessions by ``seed``; equal arguments give equal conversations."""
         self._options = options
         self._seed = seed
 
@@ -61,10 +62,11 @@ class ChatWorkload:
             number += 1
 
     def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
+        """Return a think time and the next turn; None after the last turn or beyond ``max_tokens``."""
         session: _Session = asked.session
         if session.turns_left < 1 or asked.prompt_tokens + asked.answer.tokens > self._options.max_tokens:
             return None
-        # Draws depend on the session and the turn alone, whenever the answer comes.
+        # Draws depend only on the session and the turn, not on when the answer comes.
         rng = self._rng(session.number, session.turns_left)
         think_s = rng.expovariate(1 / self._options.think_s) if self._options.think_s else 0.0
         said = (*asked.spans, asked.answer)

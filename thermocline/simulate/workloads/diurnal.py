@@ -24,20 +24,21 @@ _NIGHT = 1 << 24  # Numbers from here on are prompts of the night.
 
 
 class DiurnalOptions(OpenLoopOptions, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of the two populations; 0 is drawn by the seed."""
 
-    day_s: Real = 0.0  # Length of a day, shortened as the run is.
-    swing: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # How much slower the quietest hour is than the average one.
+    day_s: Real = 0.0  # Length of a day in this run.
+    swing: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # Relative deviation of the rate at noon from the average.
     day_prompts: Count = 0
     night_prompts: Count = 0
     prompt_tokens: Count = 0  # On average.
-    exponent: Real = 0.0  # Of the popularity of prompts.
+    exponent: Real = 0.0  # Zipf exponent of the day prompts' popularity.
 
 
 class DiurnalWorkload(OpenLoopWorkload):
-    """By night most requests are a batch job's, whose prompts are used evenly and in turn."""
+    """Day and night. By night most requests come from a batch job, which uses its prompts in turn."""
 
     def __init__(self, options: DiurnalOptions, seed: int) -> None:
+        """Draw by ``seed`` what ``options`` leaves at 0, such as the length of a day and the swing of the rate."""
         super().__init__(options, seed)
         rng = self._rng
         whole_s = options.queries / self._arrivals_s
@@ -50,7 +51,7 @@ class DiurnalWorkload(OpenLoopWorkload):
         self._jobs = 0
 
     def _daylight(self, time_s: float) -> float:
-        """From -1 at midnight to 1 at noon."""
+        """Return a value from -1 at midnight to 1 at noon."""
         return sin(2 * pi * time_s / self._day_s)
 
     def _pace(self, time_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Questions about long documents, near to or far from one another (Strata 5.1, Table 1, and 5.3.3).
+"""Questions about long documents, close together or far apart (Strata 5.1, Table 1, and 5.3.3).
 
 Numbers of contexts and queries and average lengths are the paper's. ``distance`` orders the queries: ``min`` puts
 those of one context in a row, ``shuffled`` is the paper's own order, ``max`` spreads those of one context evenly.
@@ -16,23 +16,23 @@ import msgspec
 from msgspec import Meta
 
 from thermocline.simulate.tokens import Span
-from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, Asked, name
+from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, Asked, Workload, name
 from thermocline.simulate.workloads.lengths import around, scaled_to_mean, shares
 
 Count = Annotated[int, Meta(ge=0)]
 
 
 class DocumentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """0 means the dataset's own value."""
+    """Options of document questions; 0 is the dataset's own value, but for ``spread``."""
 
     dataset: Literal["loogle", "narrativeqa", "reviewmt"] = "loogle"
     distance: Literal["min", "shuffled", "max"] = "shuffled"
     contexts: Count = 0
-    queries: Count = 0  # Of all contexts together.
+    queries: Count = 0  # Total of all contexts.
     prompt_tokens: Count = 0  # On average.
     answer_tokens: Count = 0  # On average.
     question_tokens: Annotated[int, Meta(ge=1)] = 32  # On average.
-    spread: Annotated[float, Meta(ge=0)] = 0.25  # Of lengths: deviation of the logarithm.
+    spread: Annotated[float, Meta(ge=0)] = 0.25  # Standard deviation of the logarithm of lengths.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,11 @@ _DATASETS = {
 }
 
 
-class DocumentWorkload:
-    """See the module."""
+class DocumentWorkload(Workload):
+    """Questions of one dataset, each with its document in front."""
 
     def __init__(self, options: DocumentOptions, seed: int) -> None:
+        """Draw the documents' lengths by ``seed``, scaled so that prompts have the wanted length on average."""
         known = _DATASETS[options.dataset]
         self._options = options
         self._rng = Random(seed)
@@ -66,6 +67,7 @@ class DocumentWorkload:
         self._lengths = scaled_to_mean(drawn, [1.0] * contexts, document_tokens)
 
     def requests(self) -> Iterator[Asked]:
+        """Yield all queries in the order of ``distance``, without times."""
         for number, context in enumerate(self._order()):
             document = Span(name(SHARED, context), self._lengths[context])
             spread = self._options.spread
@@ -82,6 +84,3 @@ class DocumentWorkload:
         if self._options.distance == "shuffled":
             self._rng.shuffle(order)
         return order
-
-    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        return None

@@ -1,4 +1,4 @@
-"""Popular prefixes that go out of fashion: new ones take over the ranks of old ones as time goes on."""
+"""Popular prefixes that lose popularity: over time new ones take the ranks of old ones."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from thermocline.simulate.workloads.open_loop import (
 
 
 class DriftOptions(OpenLoopOptions, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of drifting popularity; 0 is drawn by the seed."""
 
-    prefixes: Count = 0  # Popular at one time.
+    prefixes: Count = 0  # Prefixes in use at one time.
     prefix_tokens: Count = 0  # On average.
-    exponent: Real = 0.0  # Of their popularity.
-    replaced: Real = 0.0  # Prefixes that are replaced with each request, on average.
+    exponent: Real = 0.0  # Zipf exponent of their popularity.
+    replaced: Real = 0.0  # Prefixes that are replaced per request, on average.
 
 
 class DriftWorkload(OpenLoopWorkload):
-    """See the module."""
+    """Requests with one of the prefixes, whose ranks new prefixes take over at random."""
 
     def __init__(self, options: DriftOptions, seed: int) -> None:
+        """Draw by ``seed`` what ``options`` leaves at 0, such as the number of prefixes and the rate of replacement."""
         super().__init__(options, seed)
         count = whole_between(self._rng, options.prefixes, 40, 600)
         self._prefix_tokens = whole_between(self._rng, options.prefix_tokens, 300, 5000)

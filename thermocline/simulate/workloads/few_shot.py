@@ -1,9 +1,9 @@
 """Few-shot benchmarks with shuffled questions: every question follows the examples of its subject (HotPrefix 5.1).
 
 The paper gives average prompt lengths (MMLU 567, Hellaswag 753, BBH 723, CEVAL 1673 tokens) and that questions are
-shuffled. Numbers of questions and subjects are those of the public datasets. The part of a prompt that is its
-subject's examples, the spread of lengths, how unevenly questions fall on subjects and the lengths of answers are
-assumptions, and each is a setting. Hellaswag's examples are drawn for each activity category.
+shuffled. Numbers of questions and subjects are those of the public datasets. The share of examples in
+a prompt, the spread of lengths, the skew of questions over subjects and the lengths of answers are assumptions, and
+each is a setting. Hellaswag's examples are drawn for each activity category.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import msgspec
 from msgspec import Meta
 
 from thermocline.simulate.tokens import Span
-from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, Asked, name
+from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, SHARED, Asked, Workload, name
 from thermocline.simulate.workloads.lengths import around, scaled_to_mean, shares
 
 Count = Annotated[int, Meta(ge=0)]
 
 
 class FewShotOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """0 means the dataset's own value."""
+    """Options of few-shot benchmarks; 0 is the dataset's own value, but for ``spread``."""
 
     dataset: Literal["mmlu", "bbh", "ceval", "hellaswag"] = "mmlu"
     questions: Count = 0
     subjects: Count = 0
     prompt_tokens: Count = 0  # On average.
     answer_tokens: Count = 0  # On average.
-    shared_part: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # Of a prompt: its subject's examples.
-    skew: Annotated[float, Meta(ge=0)] = 0.0  # Questions of the largest subject to those of the smallest.
-    spread: Annotated[float, Meta(ge=0)] = 0.35  # Of lengths: deviation of the logarithm.
+    shared_part: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # Share of a prompt that is its subject's examples.
+    skew: Annotated[float, Meta(ge=0)] = 0.0  # Ratio of the largest subject's questions to the smallest's.
+    spread: Annotated[float, Meta(ge=0)] = 0.35  # Standard deviation of the logarithm of lengths.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,11 @@ _DATASETS = {
 }
 
 
-class FewShotWorkload:
-    """See the module."""
+class FewShotWorkload(Workload):
+    """Shuffled questions of one dataset, each behind its subject's examples."""
 
     def __init__(self, options: FewShotOptions, seed: int) -> None:
+        """Draw the lengths of the subjects' examples by ``seed``, scaled to the wanted average over all questions."""
         known = _DATASETS[options.dataset]
         self._rng = Random(seed)
         self._spread = options.spread
@@ -73,6 +74,7 @@ class FewShotWorkload:
         self._counts = shares(options.questions or known.questions, weights)
 
     def requests(self) -> Iterator[Asked]:
+        """Yield all questions in random order, without times."""
         order = [subject for subject, count in enumerate(self._counts) for _ in range(count)]
         self._rng.shuffle(order)
         for number, subject in enumerate(order):
@@ -82,6 +84,3 @@ class FewShotWorkload:
             # An answer of one token is the letter of a choice: it has no spread.
             answer = Span(name(OUTPUT, number), drawn if self._answer_tokens > 1 else 1)
             yield Asked((examples, question), answer)
-
-    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        return None

@@ -1,4 +1,4 @@
-"""Drawing lengths. All draws come from the generator that is passed in."""
+"""Random lengths in tokens. All draws come from the generator that is passed in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def around(rng: Random, mean: float, spread: float) -> int:
 
 
 def scaled_to_mean(lengths: Sequence[int], weights: Sequence[float], mean: float) -> list[int]:
-    """``lengths`` all multiplied by what makes their weighted mean ``mean``; each at least 1."""
+    """Return ``lengths`` scaled so that their weighted mean is ``mean``; each at least 1."""
     weighted = sum(length * weight for length, weight in zip(lengths, weights, strict=True)) / sum(weights)
     return [max(1, round(length * mean / weighted)) for length in lengths]
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """``total`` things divided in proportion to ``weights``, by rounding the running sum."""
+    """Divide ``total`` in proportion to ``weights``, by rounding the running sum; the shares sum to ``total``."""
     whole = sum(weights)
     bounds = [round(total * part / whole) for part in accumulate(weights)]
     return [bound - before for before, bound in zip([0, *bounds[:-1]], bounds, strict=True)]

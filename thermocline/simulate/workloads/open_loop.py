@@ -1,6 +1,6 @@
-"""What the families of one-off requests share: Poisson arrivals, popularity by Zipf's law, parameters by the seed.
+"""Base of the open-loop generators: Poisson arrivals, popularity by Zipf's law, parameters by the seed.
 
-No trace stands behind these families. Each option that is left at 0 is drawn by the seed from a range as wide as
+These generators are not fitted to a trace. Each option that is left at 0 is drawn by the seed from a range as wide as
 deployments differ, so that a policy is judged by many workloads of a kind, and not by one that it can be tuned for.
 """
 
@@ -18,17 +18,17 @@ import msgspec
 from msgspec import Meta
 
 from thermocline.simulate.tokens import Span
-from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, Asked, name
+from thermocline.simulate.workloads.asked import OUTPUT, QUESTION, Asked, Workload, name
 from thermocline.simulate.workloads.lengths import around
 
 Count = Annotated[int, Meta(ge=0)]
 Real = Annotated[float, Meta(ge=0)]
 
-SPREAD = 0.6  # Of lengths: deviation of the logarithm.
+SPREAD = 0.6  # Standard deviation of the logarithm of lengths.
 
 
 class OpenLoopOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of all open-loop generators; 0 is drawn by the seed."""
 
     queries: Annotated[int, Meta(ge=1)] = 2000
     arrivals_s: Real = 0.0  # Requests a second, on average over the whole.
@@ -37,35 +37,41 @@ class OpenLoopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Zipf:
-    """Numbers from 0 on; number i is drawn in proportion to 1 / (i + 1) ** exponent."""
+    """A distribution of numbers from 0 on: i is drawn in proportion to 1 / (i + 1) ** exponent."""
 
     def __init__(self, count: int, exponent: float) -> None:
+        """Weigh the numbers from 0 to ``count`` - 1; with an ``exponent`` of 0 all are equally likely."""
         self._bounds = list(accumulate((place + 1) ** -exponent for place in range(count)))
 
     def draw(self, rng: Random) -> int:
+        """Draw a number from 0 to ``count`` - 1."""
         return min(bisect(self._bounds, rng.random() * self._bounds[-1]), len(self._bounds) - 1)
 
 
 def between(rng: Random, given: float, low: float, high: float) -> float:
-    """Return what was given or, where that is 0, a number from ``low`` to ``high``, evenly by its logarithm."""
+    """Return ``given`` or, where that is 0, a log-uniform number from ``low`` to ``high``; draws in either case."""
     drawn = exp(rng.uniform(log(low), log(high)))
     return given or drawn
 
 
 def whole_between(rng: Random, given: int, low: int, high: int) -> int:
-    """:func:`between`, rounded."""
+    """Return :func:`between`, rounded."""
     return round(between(rng, given, low, high))
 
 
 def length_of(seed: int, part: int, mean: float) -> int:
-    """Tokens of a part that is asked for again: the same whenever it is."""
+    """Return the tokens of a part that recurs: the same in every request, drawn by ``seed`` and ``part``."""
     return around(Random(seed * 1_000_003 + part), mean, SPREAD)
 
 
-class OpenLoopWorkload(ABC):
-    """Requests that wait for no answer. A family says which prefix each has, and may say how fast they come."""
+class OpenLoopWorkload(Workload, ABC):
+    """Requests that follow no answer. A subclass chooses the prefix of each, and may vary the rate."""
 
     def __init__(self, options: OpenLoopOptions, seed: int) -> None:
+        """Draw by ``seed`` the rate of arrivals and the lengths that ``options`` leaves at 0.
+
+        An option that is given uses up its draw, too, so that it changes no other one.
+        """
         self._seed = seed
         self._rng = rng = Random(seed)
         self._queries = options.queries
@@ -74,7 +80,7 @@ class OpenLoopWorkload(ABC):
         self._answer_tokens = whole_between(rng, options.answer_tokens, 10, 400)
 
     def requests(self) -> Iterator[Asked]:
-        """Each at its time."""
+        """Yield ``queries`` requests, each with its time of arrival."""
         time_s = 0.0
         for number in range(self._queries):
             time_s += self._rng.expovariate(self._arrivals_s * self._pace(time_s))
@@ -83,13 +89,10 @@ class OpenLoopWorkload(ABC):
             answer = Span(name(OUTPUT, number), around(self._rng, self._answer_tokens, SPREAD))
             yield Asked((*prefix, question), answer, time_s)
 
-    def follow_up(self, asked: Asked) -> tuple[float, Asked] | None:
-        return None
-
     def _pace(self, time_s: float) -> float:
-        """Arrivals at this time, relative to the average."""
+        """Return the arrival rate at this time, relative to the average."""
         return 1.0
 
     @abstractmethod
     def _prefix(self, number: int, time_s: float) -> tuple[Span, ...]:
-        """Which prefix request ``number`` has."""
+        """Return the prefix of request ``number``."""

@@ -31,7 +31,7 @@ WORKLOADS: dict[str, tuple[type[msgspec.Struct], Callable[[Any, int], Workload]]
     "shot-tree": (ShotTreeOptions, ShotTreeWorkload),
     "tenants": (TenantOptions, TenantWorkload),
 }
-"""The struct of a generator's options, and what makes it from them and a seed."""
+"""By name: the struct of a generator's options, and its factory from them and a seed."""
 
 
 def make_workload(name: str, options: msgspec.Struct, seed: int) -> Workload:

@@ -1,4 +1,4 @@
-"""Retrieval: a system prompt, then the few passages that fit the question best, in the order of how well they do."""
+"""Retrieval: a system prompt, then the few passages that fit the question best, the best first."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from thermocline.simulate.workloads.open_loop import (
 
 
 class RetrievalOptions(OpenLoopOptions, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of retrieval; 0 is drawn by the seed."""
 
     passages: Count = 0
-    taken: Count = 0  # Passages of one prompt.
-    exponent: Real = 0.0  # Of their popularity.
+    taken: Count = 0  # Passages per prompt.
+    exponent: Real = 0.0  # Zipf exponent of their popularity.
     passage_tokens: Count = 0  # On average.
     system_tokens: Count = 0
 
 
 class RetrievalWorkload(OpenLoopWorkload):
-    """See the module. A passage that was drawn twice is taken once."""
+    """Questions over drawn passages; a passage that is drawn twice is in the prompt once."""
 
     def __init__(self, options: RetrievalOptions, seed: int) -> None:
+        """Draw by ``seed`` what ``options`` leaves at 0, such as the number of passages and how many a prompt has."""
         super().__init__(options, seed)
         rng = self._rng
         self._popularity = Zipf(

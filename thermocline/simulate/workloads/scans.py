@@ -1,4 +1,4 @@
-"""Popular prompts beside a job that now and then reads many documents in turn, each once, or the same ones again."""
+"""Popular prompts beside a job that sometimes scans many documents, each once, or the same ones in every scan."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ _SCANNED = 1 << 24  # Numbers from here on are documents of the job.
 
 
 class ScanOptions(OpenLoopOptions, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of prompts and scans; 0 is drawn by the seed."""
 
     prompts: Count = 0
     prompt_tokens: Count = 0  # On average.
-    exponent: Real = 0.0  # Of the prompts' popularity.
-    scan_length: Count = 0  # Requests of one run of the job.
-    pause_length: Count = 0  # Requests between two runs.
+    exponent: Real = 0.0  # Zipf exponent of the prompts' popularity.
+    scan_length: Count = 0  # Requests per scan.
+    pause_length: Count = 0  # Requests between two scans.
     document_tokens: Count = 0  # On average.
-    repeats: bool | None = None  # Whether each run reads the same documents; None is drawn by the seed.
+    repeats: bool | None = None  # Whether each scan reads the same documents; None is drawn by the seed.
 
 
 class ScanWorkload(OpenLoopWorkload):
-    """See the module."""
+    """Popular prompts for ``pause_length`` requests, then a scan of ``scan_length``, in turn."""
 
     def __init__(self, options: ScanOptions, seed: int) -> None:
+        """Draw by ``seed`` what ``options`` leaves open, such as the lengths of scans and pauses.
+
+        Where ``repeats`` is None, one seed in three reads the same documents in each scan.
+        """
         super().__init__(options, seed)
         rng = self._rng
         self._prompt_tokens = whole_between(rng, options.prompt_tokens, 300, 4000)

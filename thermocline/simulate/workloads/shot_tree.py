@@ -1,4 +1,4 @@
-"""Few-shot prompts in a tree: instructions, then domains, tasks and examples below one another, each with variants."""
+"""Few-shot prompts in a tree: instructions, domains, tasks and examples at successive levels, each with variants."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from thermocline.simulate.workloads.open_loop import (
 
 
 class ShotTreeOptions(OpenLoopOptions, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of the tree; 0 is drawn by the seed."""
 
     depth: Annotated[int, Meta(ge=0, le=8)] = 0  # Levels.
-    variants: Annotated[int, Meta(ge=0, le=64)] = 0  # Of each level below one above.
-    exponent: Real = 0.0  # Of the popularity of variants.
-    shot_tokens: Count = 0  # Of one level, on average.
+    variants: Annotated[int, Meta(ge=0, le=64)] = 0  # Children of each node.
+    exponent: Real = 0.0  # Zipf exponent of the variants' popularity.
+    shot_tokens: Count = 0  # Per level, on average.
 
 
 class ShotTreeWorkload(OpenLoopWorkload):
-    """A question comes behind the last level, or behind any above it one time in ten."""
+    """Questions behind a path of the tree: to the last level, or one time in ten to a random level."""
 
     def __init__(self, options: ShotTreeOptions, seed: int) -> None:
+        """Draw by ``seed`` what ``options`` leaves at 0, such as the depth of the tree and its variants."""
         super().__init__(options, seed)
         rng = self._rng
         self._depth = whole_between(rng, options.depth, 2, 5)
@@ -45,6 +46,6 @@ class ShotTreeWorkload(OpenLoopWorkload):
         depth = rng.randint(1, self._depth) if rng.random() < 0.1 else self._depth
         spans, node = [], 0
         for _ in range(depth):
-            node = node * self._count + 1 + self._variants.draw(rng)  # Children of a node follow one another.
+            node = node * self._count + 1 + self._variants.draw(rng)  # Children of a node have successive numbers.
             spans.append(Span(name(SHARED, node), length_of(self._seed, node, self._shot_tokens)))
         return tuple(spans)

@@ -1,4 +1,4 @@
-"""Tenants, each with a system prompt and documents of its own, who come in bursts: few are large, most are quiet."""
+"""Tenants, each with its own system prompt and documents, that send bursts: few are large, most are quiet."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from thermocline.simulate.workloads.open_loop import (
     whole_between,
 )
 
-_MOST_DOCUMENTS = 1 << 16  # Of one tenant; the system prompt is number 0 of each.
+_MOST_DOCUMENTS = 1 << 16  # Per tenant; number 0 of each is its system prompt.
 
 
 class TenantOptions(OpenLoopOptions, frozen=True, kw_only=True):
-    """0 means drawn by the seed."""
+    """Options of tenants; 0 is drawn by the seed."""
 
     tenants: Count = 0
-    tenant_exponent: Real = 0.0  # Of how often each comes.
+    tenant_exponent: Real = 0.0  # Zipf exponent of the tenants' bursts.
     burst: Real = 0.0  # Requests of one tenant in a row, on average.
     system_tokens: Count = 0  # On average.
-    documents: Count = 0  # Of one tenant.
-    document_exponent: Real = 0.0  # Of their popularity.
+    documents: Count = 0  # Per tenant.
+    document_exponent: Real = 0.0  # Zipf exponent of their popularity.
     document_tokens: Count = 0  # On average.
 
 
 class TenantWorkload(OpenLoopWorkload):
-    """See the module. A burst is of geometric length."""
+    """Requests of one tenant at a time, in bursts of geometric length."""
 
     def __init__(self, options: TenantOptions, seed: int) -> None:
+        """Draw by ``seed`` what ``options`` leaves at 0, such as the number of tenants and the length of bursts."""
         super().__init__(options, seed)
         rng = self._rng
         self._tenants = Zipf(

@@ -188,6 +188,15 @@ livenessProbe:
   failureThreshold: 6
 {{- end -}}
 
+{{/* Ready once the cell lists the process: a rolling update goes on to the next pod when a worker has loaded its model. */}}
+{{- define "thermocline.memberProbes" -}}
+{{ include "thermocline.metricsProbes" . }}
+readinessProbe:
+  httpGet: {path: /health/ready, port: {{ int . }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end -}}
+
 {{/* Memory is limited to what is requested: a cache that is killed for its neighbours' sake serves nobody. */}}
 {{- define "thermocline.resources" -}}
 requests:
