@@ -277,15 +277,13 @@ def figures_of(sessions: Sequence[Session], *, kills: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1: a turn of a case found less than the target."""
-    parser = argparse.ArgumentParser(prog="python -m bench.agents_day", description=__doc__.partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--cases", default=";".join(ALL_CASES), help="; ".join(ALL_CASES))
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--at-once", type=int, default=4, help="turns under way at a time")
     parser.add_argument("--device-tokens", type=int, default=10_240, help="KV on the device of each worker")
     parser.add_argument("--host-mib", type=int, default=1024)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write bench/results/agents_day.json")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
     with ExitStack() as stack:

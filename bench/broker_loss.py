@@ -106,7 +106,7 @@ async def measure(cell: RunningCell, cluster: NatsCluster, options: argparse.Nam
 
 
 def main() -> None:
-    options = arguments(__doc__, "broker_loss").parse_args()
+    options = arguments(__doc__).parse_args()
     if options.kills < len(KINDS):
         raise SystemExit(f"--kills must be at least {len(KINDS)}")
     with tempfile.TemporaryDirectory() as folder:

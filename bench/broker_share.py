@@ -9,7 +9,6 @@ everything before the first step is the share of broker and scheduler. Target: a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 from typing import Any
@@ -46,9 +45,8 @@ async def measure(base_url: str, *, requests: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     config = SupervisorConfig(model=str(bundled_model()), dtype="float32", port=0)
     with running(config) as cell:

@@ -42,7 +42,7 @@ from typing import Any
 import httpx
 
 from bench import results_file
-from bench.observability_cost import ratio
+from bench.resampling import median_interval
 from shared.config import parse_bytes
 from shared.model_files import load_config
 from thermocline.client import served_model
@@ -240,6 +240,12 @@ def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
     }
 
 
+def ratio(values: list[float]) -> dict[str, float]:
+    """The median, and where 95 % of the medians of resampled rounds lie."""
+    low, high = median_interval(values, seed=0)
+    return {"median": statistics.median(values), "from": low, "to": high}
+
+
 def named_ways(text: str) -> tuple[str, ...]:
     """Ways from the command line. Raises ArgumentTypeError for one that is not there, and without ``off``."""
     named = tuple(dict.fromkeys(text.split(",")))
@@ -250,7 +256,7 @@ def named_ways(text: str) -> tuple[str, ...]:
 
 def main() -> None:
     """Measure, print, and keep the figures if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--model", type=Path, default=bundled_model(), help="folder of a model")
     parser.add_argument(
@@ -258,8 +264,6 @@ def main() -> None:
     )
     parser.add_argument("--ways", type=named_ways, default=WAYS, help="which cells, off among them")
     parser.add_argument("--share", type=float, default=1.0, help="of the requests of each load, for a larger model")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ways = start_ways(stack, Path(folder), options.model, options.device_kv_bytes, options.ways)

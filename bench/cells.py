@@ -14,7 +14,6 @@ the ideal cell wherever it goes, so that a cell is chosen by chance, by the requ
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,7 +150,7 @@ def _aim(ratio: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--trace", type=Path)
     what.add_argument("--family", choices=tuple(WORKLOADS))
@@ -159,8 +158,6 @@ def main() -> None:
     parser.add_argument("--cells", default="1,4,16,64")
     parser.add_argument("--copies", type=int, default=4, help="of the trace")
     parser.add_argument("--requests", type=int, default=40_000, help="of a family")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.trace is not None:
         name, block_tokens = "trace", TRACE_BLOCK_TOKENS

@@ -9,7 +9,6 @@ nothing over a broker: each cell has the broker that it starts itself, on loopba
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -120,11 +119,9 @@ async def converse(pick: Callable[[], tuple[str, str]], conversations: int, seed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--cells", type=int, default=3)
     parser.add_argument("--conversations", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with cells(options.cells) as made:

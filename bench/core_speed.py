@@ -298,11 +298,9 @@ def measure(*, nodes: int, queued: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--queued", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--decode", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.decode is not None:

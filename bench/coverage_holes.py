@@ -9,7 +9,6 @@ that a test ends by SIGKILL leave no data, and compiled code (C, Triton) is not 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def summarise(report: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Read the report and write the result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.coverage_holes", description=__doc__)
+    parser = results_file.arguments(__doc__)
     parser.add_argument("--report", type=Path, default=REPORT, help="JSON report of coverage.py")
     options = parser.parse_args()
     found = summarise(json.loads(options.report.read_text(encoding="utf-8")))

@@ -15,7 +15,6 @@ verifying it when it has just come from the disk and when it is in the processor
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import os
@@ -25,8 +24,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from bench.chunk_chains import random_chain
 from services.storage.backends import ChunkKey
 from services.storage.backends.disk import DiskBackend
 from services.storage.chunk_format import blob_nbytes
-from services.storage.chunk_verification import verify_chunk
+from services.storage.chunk_reading import verify_chunk
 from services.storage.staging import Staging
 from shared import logs
 from shared.messages.pools import KvGeometry
@@ -74,13 +74,23 @@ def write_prefixes(backend: DiskBackend, seed: int) -> tuple[list[list[ChunkKey]
     return prefixes, PREFIXES * PREFIX_CHUNKS * blob_nbytes(GEOMETRY) / spent_s
 
 
+@contextmanager
+def held(staging: Staging) -> Iterator[memoryview]:
+    """A buffer for the block."""
+    buffer = staging.take()
+    try:
+        yield buffer
+    finally:
+        staging.give_back(buffer)
+
+
 def tier_speed(
     backend: DiskBackend, staging: Staging, keys: list[ChunkKey], executor: ThreadPoolExecutor, *, is_verified: bool
 ) -> float:
     """Bytes per second of reading and (unless told otherwise) verifying a prefix by the executor's threads."""
 
     def read(key: ChunkKey) -> int:
-        with staging.buffer(timeout_s=TIMEOUT_S) as buffer:
+        with held(staging) as buffer:
             nbytes = backend.get(key, buffer, timeout_s=TIMEOUT_S)
             if is_verified:
                 verify_chunk(buffer[:nbytes], key, GEOMETRY)
@@ -111,7 +121,7 @@ def chunk_costs(backend: DiskBackend, keys: list[ChunkKey]) -> dict[str, float]:
     """Processor time of one thread for one chunk, microseconds, medians."""
     staging = Staging(blob_nbytes(GEOMETRY), blob_nbytes(GEOMETRY))
     costs: dict[str, list[int]] = {"read": [], "verify_from_disk": [], "verify_from_caches": []}
-    with staging.buffer(timeout_s=TIMEOUT_S) as buffer:
+    with held(staging) as buffer:
         for key in keys:
             started = time.thread_time_ns()
             backend.get(key, buffer, timeout_s=TIMEOUT_S)
@@ -126,13 +136,13 @@ def chunk_costs(backend: DiskBackend, keys: list[ChunkKey]) -> dict[str, float]:
 def own_reader(path: str, depth: int) -> float:
     """Bytes per second of reading the file in order, ``depth`` blocks at a time."""
     staging = Staging(depth * BLOCK, BLOCK)
-    for buffer in [staging.take(timeout_s=0) for _ in range(depth)]:
+    for buffer in [staging.take() for _ in range(depth)]:
         buffer[:] = bytes(BLOCK)
         staging.give_back(buffer)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
 
     def read(offset: int) -> int:
-        with staging.buffer(timeout_s=TIMEOUT_S) as buffer:
+        with held(staging) as buffer:
             return os.preadv(fd, [buffer], offset)
 
     try:
@@ -172,7 +182,7 @@ def measure(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     tier.mkdir()
     backend = DiskBackend([str(tier)])
     staging = Staging(max(THREADS) * blob_nbytes(GEOMETRY), blob_nbytes(GEOMETRY))
-    for buffer in [staging.take(timeout_s=0) for _ in range(staging.buffers)]:
+    for buffer in [staging.take() for _ in range(staging.buffers)]:
         buffer[:] = bytes(buffer.nbytes)  # A storage has used its buffers before.
         staging.give_back(buffer)
     try:
@@ -226,13 +236,11 @@ def _speeds(samples: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the disk to measure")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--realtime", action="store_true", help="run before all other work of this machine (root)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--out", type=Path, help="write the results here")
     options = parser.parse_args()
     logs.configure("bench", "disk_tier", level="warning")
     if options.realtime:

@@ -14,7 +14,6 @@ and after everything else, because shared cores are slower for minutes at a time
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -32,10 +31,11 @@ from transformers import AutoModelForCausalLM, DynamicCache, StoppingCriteria
 
 from bench import results_file
 from bench.make_model import save_llama
+from services.worker.engine.cache_argument import given_cache
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.strips import StripLinear, StripMemory
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.packed_linear import PackedLinear
+from services.worker.engine.packed_linear import PackedLinear, packed_dtypes
 from services.worker.native.fused import FusedKernels
 
 PREFILL_TOKENS = (512, 2048)
@@ -120,16 +120,17 @@ class Systems:
                 Engine(runner, [table]).step(ids[row : row + 1, :-1], context - 1, 0)
             measures[name] = partial(decode_seconds, Engine(runner, tables), ids[:, -1:], context, STEPS)
         cache = DynamicCache(config=self.model.config)
+        given = given_cache(self.model.forward, cache)
         for start in range(0, context - 1, 512):
-            self.model(ids[:, start : min(start + 512, context - 1)], past_key_values=cache, logits_to_keep=1)
+            self.model(ids[:, start : min(start + 512, context - 1)], logits_to_keep=1, **given)
 
         def hugging_face() -> float:
             clock = StepClock()
             if cache.get_seq_length() >= context:  # Drop what the round before added.
                 cache.crop(context - 1 - cache.get_seq_length())
             self.model.generate(
-                ids, past_key_values=cache, max_new_tokens=STEPS + 1, min_new_tokens=STEPS + 1, do_sample=False,
-                stopping_criteria=[clock],
+                ids, max_new_tokens=STEPS + 1, min_new_tokens=STEPS + 1, do_sample=False, stopping_criteria=[clock],
+                **given,
             )  # fmt: skip
             return float(np.median(np.diff(clock.times)))
 
@@ -215,7 +216,9 @@ def _gflops(weights: list[torch.Tensor], rounds: int) -> dict[str, Any]:
     plain.weight = torch.nn.Parameter(merged, requires_grad=False)
     memory = StripMemory([(outputs, inputs)], merged.dtype)
     kernels = FusedKernels(merged.dtype)
-    layers = {"onednn": PackedLinear(plain), "fused": StripLinear(kernels, memory.pack([merged]))}
+    # Older processors have no packed products of this type; then it is what torch computes.
+    packed = PackedLinear(plain) if merged.dtype in packed_dtypes() else plain
+    layers = {"onednn": packed, "fused": StripLinear(kernels, memory.pack([merged]))}
     x = torch.randn(LINEAR_ROWS, inputs).to(merged.dtype)
     best = {name: float("inf") for name in layers}
     for _ in range(4 * rounds):
@@ -283,12 +286,11 @@ def run(model_dir: Path, dtype: str, threads: int, rounds: int) -> dict[str, Any
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="write bench/results/engine_speed_DTYPE.json too")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = options.model or save_llama(Path(scratch), dtype=options.dtype)

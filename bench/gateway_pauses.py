@@ -13,7 +13,6 @@ time.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import http.client
@@ -301,11 +300,10 @@ def _wait_until_live(port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--out")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=3, help="of each case")
     parser.add_argument("--only", default="", help="cases, separated by semicolons")
-    parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     names = [name for name in CASES if not options.only or name in options.only.split(";")]
     results: dict[str, Any] = {"target_loop_pause_p100_ms": TARGET_MS, "loop_pause_ms": {"p100": 0.0}, "cases": {}}

@@ -11,7 +11,6 @@ room.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -202,7 +201,7 @@ def _way(name: str, projection: KvProjection, folder: Path, batch: int, history:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument("--model", choices=tuple(KV_HEADS), default="mha")
     parser.add_argument("--batches", default="1,4,8,16,32")
     parser.add_argument("--history", type=int, default=512)
@@ -211,7 +210,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=1, help="that compute; one more assembles")
     parser.add_argument("--dir", type=Path, help="where files are written; by default where temporary files are")
-    parser.add_argument("--save", action="store_true", help="write bench/results/hidden_saving.json too")
     options = parser.parse_args(argv)
     batches = [int(batch) for batch in options.batches.split(",")]
     pages = max(batches) * pages_for(options.history + options.steps + 1, PAGE_SIZE)

@@ -12,7 +12,6 @@ mixes. Every restored prefix is compared with the one that was computed before i
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -310,14 +309,13 @@ def _needs_link(figure: RestorationFigure, profile: RestorationProfile, mix: Lay
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument("--models", default="mha,gqa")
     parser.add_argument("--lengths", default="1024,2048,4096,8192")
     parser.add_argument("--bandwidths", default="0.1,0.25,0.5,1,2,5,0", help="GB/s; 0 is no throttle")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=1, help="that compute; one more transmits")
-    parser.add_argument("--save", action="store_true", help="write bench/results/hidden_states.json too")
     options = parser.parse_args(argv)
     lengths = [int(length) for length in options.lengths.split(",")]
     bandwidths = [float(bandwidth) for bandwidth in options.bandwidths.split(",")]

@@ -10,7 +10,6 @@ alternation, so drift of the machine hits them alike.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -68,10 +67,9 @@ async def measure(base_url: str, *, lengths: list[int], repeats: int, seed: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "llama-88m", seed=options.seed)

@@ -7,7 +7,6 @@ Times are CPU time of this process, so that other processes disturb them less.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 import timeit
@@ -201,9 +200,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--queries", type=int, default=1_000_000, help="unknown digests that each reading asks for")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
     unknown = digests(rng, options.queries)

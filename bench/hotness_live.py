@@ -16,7 +16,6 @@ not count.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -34,10 +33,9 @@ import httpx
 import msgspec
 
 from bench import results_file
-from bench.caching_cost import ADMIN_KEY, cell_status, cpu_by_process, settled
+from bench.caching_cost import ADMIN_KEY, cell_status, cpu_by_process, ratio, settled
 from bench.held_out import HELD_OUT_FAMILIES, HeldOutError, is_held_out
 from bench.hotness_switches import SWITCHES
-from bench.observability_cost import ratio
 from bench.simulator_validation import token_ids
 from thermocline.client import Answer, served_model, stream_answer
 from thermocline.simulate.profiles import load_model
@@ -227,7 +225,7 @@ def figures(own: list[Turn], everything: list[Turn]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and keep the figures if asked to."""
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = results_file.arguments(__doc__, "--seed", "--save")
     known.add_argument("--rounds", type=int, default=8)
     known.add_argument("--requests", type=int, default=24, help="of each round")
     known.add_argument("--workloads", default=",".join(DEVELOPED_WITH))
@@ -235,8 +233,6 @@ def main() -> None:
     known.add_argument("--device-tokens", type=int, default=12_288)
     known.add_argument("--host-share", type=float, default=1.0, help="host memory over the device's")
     known.add_argument("--held-out", action="store_true", help="for the report: families that are held out, too")
-    known.add_argument("--seed", type=int, default=1)
-    known.add_argument("--save", action="store_true")
     options = known.parse_args()
     if is_held_out("few-shot", options.seed):
         raise HeldOutError(f"seed {options.seed} is held out")

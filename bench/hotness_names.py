@@ -9,7 +9,6 @@ and the digest through its last. Truth is a set of all prefixes ever seen, block
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -115,7 +114,7 @@ class Replay:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--blocks", default="600,2000,6000,20000")
     options = parser.parse_args()

@@ -8,7 +8,6 @@ it has one for every 256 to 8, and for comparison counts are exact.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,10 @@ def measure(requests: Sequence[BlockRequest], blocks: int, tokens_an_entry: int,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--blocks", default="600,2000,6000,20000")
     parser.add_argument("--queries", type=int, default=1_000_000, help="unknown digests that each filter is asked for")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     requests = read_blocks(options.trace)
     table: dict[str, dict[str, Any]] = {}

@@ -190,11 +190,10 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = results_file.arguments(__doc__, "--seed")
     known.add_argument("group", choices=GROUPS)
     known.add_argument("--requests", type=int, default=250, help="of each case but those of the papers")
     known.add_argument("--trace", type=Path, help="trace in the Mooncake format")
-    known.add_argument("--seed", type=int, default=1)
     options = known.parse_args()
     if (options.group == "trace") != (options.trace is not None):
         known.error("--trace goes with the group trace")

@@ -1,7 +1,7 @@
 """What answers lose when only a part of a prefix is loaded: methods and metrics at equal retention.
 
     python -m bench.importance_quality [--questions 2000] [--reach-questions 300] [--ratios 0.5,0.25,0.1,0.05] [--save]
-    python -m bench.importance_quality --recommended [--questions 2000] [--save]
+    python -m bench.importance_quality --recommended [--models NAME,NAME=DIR] [--questions 2000] [--name NAME] [--save]
 
 After IMPRESS's Figures 4 and 15, on the bundled models and generated tasks, because the paper's models and datasets are
 none of ours. ``reach`` is what both models can do of each task with the whole prefix; ``compared`` are all methods on
@@ -54,7 +54,8 @@ def measure(
     probe_heads: int = PROBE_HEADS,
 ) -> Evaluation:
     """One task of the bundled ``model``; without methods only with the whole prefix."""
-    model_dir = MODELS / model
+    name, _, folder = model.partition("=")
+    model_dir = Path(folder) if folder else MODELS / name
     counter = _TokenCounter(model_dir)
     made = generate(task, questions=questions, tokens=DOCUMENT_TOKENS, seed=SEED, tokenizer=counter)
     order = Order(
@@ -83,11 +84,14 @@ def main() -> None:
     parser.add_argument("--reach-questions", type=int, default=300, help="of each task with the whole prefix")
     parser.add_argument("--ratios", default="0.5,0.25,0.1,0.05")
     parser.add_argument(
-        "--models", default="thermocline-mha,thermocline-gqa", help="of the tasks with the whole prefix"
+        "--models",
+        default="thermocline-mha,thermocline-gqa",
+        help="of the tasks with the whole prefix, and of the recommended way; NAME=DIR for one outside of models/",
     )
     parser.add_argument("--compared", default="thermocline-mha", help="models of the comparison")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--recommended", action="store_true", help="only the recommended way, by one and three heads")
+    parser.add_argument("--name", default="importance_recommended", help="of the file of the recommended way")
     parser.add_argument("--save", action="store_true", help="write the results")
     options = parser.parse_args()
     ratios = tuple(float(part) for part in options.ratios.split(","))
@@ -99,7 +103,7 @@ def main() -> None:
         ]
         if options.save:
             document = {"recommended": [msgspec.to_builtins(one) for one in found]}
-            print(results_file.write("importance_recommended", document, seed=SEED))
+            print(results_file.write(options.name, document, seed=SEED))
         return
     reach = [
         measure(model, task, options.reach_questions, (), ratios, options.threads)

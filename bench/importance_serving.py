@@ -11,10 +11,10 @@ and questions are asked before anything is measured, so that caches are warm and
 The systems build on each other as in the paper. ``recompute`` keeps nothing; ``everything`` loads all KV (AS-like);
 ``h2o_lru`` and ``h2o_lfu`` read the keys of all heads to choose, by a threshold that no layer passes, and read blocks
 of 64 tokens, the paper's chunks; ``identification`` asks the probe heads; ``blocks`` reads blocks as small as the disk
-allows; ``reordering`` also repacks rows by importance, within chunks, which takes blocks that are smaller; ``policy``
-evicts by Thermocline's own policy; with ``score`` that unites importance with hotness, and what is hot comes up to host
-memory. ``on_demand`` is the same without reading ahead (HyperInfer IV-C). All of these read in part wherever they can;
-``planned`` only where that is expected to be faster than computing and than all KV: Thermocline as it comes.
+allows; ``policy`` evicts by Thermocline's own policy; with ``score`` that unites importance with hotness, and what is
+hot comes up to host memory. ``on_demand`` is the same without prefetching the keys that the next layer chooses by. All
+of these read in part wherever they can; ``planned`` only where that is expected to be faster than computing and than
+all KV: Thermocline as it comes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.messages.status import GetInventory, Inventory
 from thermocline.client import Answer, served_model, stream_answer
-from thermocline.supervisor.api import running
+from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.model_demand import geometry_of
 
@@ -53,10 +54,7 @@ DEVICE_SHARE, HOST_SHARE = 0.17, 0.53
 ANSWER_TOKENS = 12
 PAPER_CHUNK = "64"
 BYTES_READ = ("bytes_fetched", "sparse_bytes_read", "disk_bytes_read")
-"""Counters of the storage: whole chunks, in part, and all, which is these and what repacking reads."""
-
-REORDERING_SHARE = 0.1
-"""Of the disk's bandwidth."""
+"""Counters of the storage: whole chunks, in part, and all, which is these and what copying upwards reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,7 @@ class System:
 
 
 _ALWAYS = {"RESTORING": "important"}
-_ORDERED = _ALWAYS | {"IMPORTANCE_CACHING": "false"}
-_BLOCKS = _ORDERED | {"SPARSE_REORDER_BYTES_PER_S": "0"}
+_BLOCKS = _ALWAYS | {"IMPORTANCE_CACHING": "false"}
 _CHUNKS = _BLOCKS | {"SPARSE_BLOCK_TOKENS": PAPER_CHUNK}
 _ALL_KEYS = {"IMPORTANCE_ALPHA": "0", "IMPORTANCE_PROBE_HEADS": "3"}
 SYSTEMS = {
@@ -79,10 +76,9 @@ SYSTEMS = {
     "h2o_lfu": System(True, {"POLICY": "lfu"} | _CHUNKS | _ALL_KEYS),
     "identification": System(True, {"POLICY": "lfu"} | _CHUNKS),
     "blocks": System(True, {"POLICY": "lfu"} | _BLOCKS),
-    "reordering": System(True, {"POLICY": "lfu"} | _ORDERED),
-    "policy": System(True, _ORDERED),
+    "policy": System(True, _BLOCKS),
     "score": System(True, _ALWAYS),
-    "on_demand": System(True, _ALWAYS | {"SPECULATION": "off"}),
+    "on_demand": System(True, _ALWAYS | {"PREFETCH_KEYS": "false"}),
     "planned": System(True),
 }
 
@@ -161,35 +157,47 @@ async def measure(
     }
 
 
-def bench_system(
-    model: Path, folder: Path, name: str, mb_per_s: float, documents: list[Prefix], options: argparse.Namespace
-) -> dict[str, Any]:
-    """One round of one system in a cell of its own."""
-    system = SYSTEMS[name]
-    kv_bytes = sum(len(document.tokens) for document in documents) * geometry_of(model, "float32").token_bytes
+@contextmanager
+def cell_on_disk(
+    model: Path, folder: Path, mb_per_s: float, pools: tuple[int, int], settings: dict[str, str], probe_heads: int
+) -> Iterator[RunningCell]:
+    """Run a cell whose disk in ``folder`` gives ``mb_per_s``, with device and host ``pools`` of so many bytes."""
     config = SupervisorConfig(
         model=str(model),
         dtype="float32",
         port=0,
-        device_kv_bytes=int(kv_bytes * DEVICE_SHARE) + options.own_bytes,
-        host_kv_bytes=int(kv_bytes * HOST_SHARE),
+        device_kv_bytes=pools[0],
+        host_kv_bytes=pools[1],
         disk_dir=(str(folder),),
         disk_kv_bytes=16 * 2**30,
     )
     settings = {
         "SPARSE": "true",
         "IMPORTANCE": "on",
-        "IMPORTANCE_PROBE_HEADS": str(options.probe_heads),
-        "HIDDEN_FORM": "off",
+        "IMPORTANCE_PROBE_HEADS": str(probe_heads),
         "DISK_READ_BYTES_PER_S": str(int(mb_per_s * 1e6)),
-        "SPARSE_REORDER_BYTES_PER_S": str(int(mb_per_s * 1e6 * REORDERING_SHARE)),
         # A whole wait, so that a slow way shows as slow and not as recomputed.
         "PREFETCH_WAIT": "full",
         "FETCH_DEADLINE_MS": "600000",
-        **system.settings,
+        **settings,
     }
-    environ = {f"THERMOCLINE_{key}": value for key, value in settings.items()}
-    with running(config, environ=environ) as cell:
+    with running(config, environ={f"THERMOCLINE_{key}": value for key, value in settings.items()}) as cell:
+        yield cell
+
+
+def kv_bytes_of(model: Path, documents: list[Prefix]) -> int:
+    """Return the bytes of KV of all documents in float32."""
+    return sum(len(document.tokens) for document in documents) * geometry_of(model, "float32").token_bytes
+
+
+def bench_system(
+    model: Path, folder: Path, name: str, mb_per_s: float, documents: list[Prefix], options: argparse.Namespace
+) -> dict[str, Any]:
+    """One round of one system in a cell of its own."""
+    system, kv_bytes = SYSTEMS[name], kv_bytes_of(model, documents)
+    pools = int(kv_bytes * DEVICE_SHARE) + options.own_bytes, int(kv_bytes * HOST_SHARE)
+    settings = {"HIDDEN_FORM": "off", **system.settings}
+    with cell_on_disk(model, folder, mb_per_s, pools, settings, options.probe_heads) as cell:
         return asyncio.run(measure(cell.base_url, cell.nats_url, system, documents, options))
 
 
@@ -229,7 +237,7 @@ def earlier(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--model", type=Path, default=Path("models/thermocline-mha"))
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--probe-heads", type=int, default=1)
@@ -241,10 +249,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--own-bytes", type=int, default=8 * 2**20, help="device memory for requests' own tokens")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--add", type=Path, help="results of an earlier run, whose other figures are kept")
     parser.add_argument("--name", default="importance_serving", help="of the file in bench/results")
-    parser.add_argument("--save", action="store_true", help="write it")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     documents = prefixes(options.workload, options.documents, options.document_tokens, 8, tokenizer, options.seed)

@@ -6,21 +6,19 @@
 After IMPRESS (Figures 7, 8, 11 and 15) and HyperInfer (Figure 12), in float32, on the bundled models or on others of
 the same tokenizer (``--models deep-mha=DIR``, see ``models/README.md``): documents, and
 few-shot examples after a document. Similarity is the mean Jaccard index of the KV heads' sets of important tokens, and
-of the voted sets of neighbouring layers. Loading is the real thing: a forward pass over what was chosen, with a thread
-that reads ahead, and greedy decoding after it; bytes are counted, and the answer is compared with the one that is
+of the voted sets of neighbouring layers. Loading is the real thing: a forward pass over what was chosen, and greedy
+decoding after it; bytes are counted, and the answer is compared with the one that is
 right. Nothing here is a time. ``--save`` writes ``bench/results/NAME.json``, and ``python -m tools.reference_docs``
 then makes the page.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -32,11 +30,9 @@ from bench.importance_asking import COMPARED_METRICS, Asker, Watching
 from bench.importance_prompts import WORKLOADS, Prefix, prefixes, weights_sha256
 from bench.stored_prefix import StoredPrefix
 from services.worker.importance.identification import ProbeHeads, heads_read, identify
-from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule, Speculation
+from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule
 from services.worker.importance.selection import Budget, most_important, vote
 from services.worker.importance.similarity import ALPHA, expected_jaccard, jaccard, mean_similarity
-from services.worker.importance.speculation import ReadAhead
-from services.worker.importance.speculation_control import ControlSettings, SpeculationControl
 
 ROOT = Path(__file__).parents[1]
 SEED = 1
@@ -104,13 +100,14 @@ def _share(paid: torch.Tensor, tokens: torch.Tensor) -> float:
     return float(paid[:, tokens].sum() / paid.sum())
 
 
-def load(
-    asker: Asker, source: StoredPrefix, question: list[int], rule: LoadingRule, read_ahead: ReadAhead, into: Figures
-) -> str:
-    """The answer over what ``rule`` loads; what was read, as shares of all KV, goes into ``into``."""
-    always = SpeculationControl(ControlSettings(trial_outcomes=sys.maxsize))
+def load(asker: Asker, source: StoredPrefix, question: list[int], rule: LoadingRule, into: Figures) -> str:
+    """The answer over what ``rule`` loads; what was read, as shares of all KV, goes into ``into``.
+
+    ``recall``, ``precision`` and ``wasted`` are of a guess that nothing acts on: that a layer chooses what the layer
+    before it chose.
+    """
     layers = asker.runner.geometry.layers
-    prefix = ImportantPrefix(source, rule, layers, Speculation(read_ahead, always))
+    prefix = ImportantPrefix(source, rule, layers)
     answer = asker.answer(question, source.tokens, prefix)
     everything = layers * source.tokens * source.token_bytes
     outcomes = prefix.outcomes
@@ -120,11 +117,15 @@ def load(
     into["fallback_keys"].append(read["fallback_keys"] / everything)
     into["needed"].append(sum(outcome.needed_bytes for outcome in outcomes) / everything)
     into["read"].append((keys + sum(outcome.needed_bytes for outcome in outcomes)) / everything)
-    into["wasted"].append(sum(outcome.wasted_bytes for outcome in outcomes) / everything)
     found = [prefix.identifications[layer] for layer in range(layers)]
     into["fallback"] += [float(not each.accepted) for each in found]
-    into["recall"] += [outcome.recall for outcome in outcomes[1:]]
-    into["precision"] += [outcome.precision for outcome in outcomes[1:]]
+    wasted = 0.0
+    for layer, before in enumerate(found[:-1], start=1):
+        chosen = prefix.positions[layer]
+        into["recall"].append(_recall(before.tokens, chosen))
+        into["precision"].append(statistics.mean(_recall(of_head, before.tokens) for of_head in chosen))
+        wasted += (1 - into["precision"][-1]) * len(before.tokens) * source.token_bytes
+    into["wasted"].append(wasted / everything)
     into["token_recall"] += [_recall(guess.tokens, each.tokens) for guess, each in pairwise(found)]
     generator = torch.Generator().manual_seed(SEED + len(into["random_recall"]))
     for each in found[1:]:
@@ -153,7 +154,7 @@ def loading_rules(query_heads: int, kv_heads: int) -> Iterator[tuple[str, float,
                     yield metric, ratio, unit, rule, LoadingRule(Budget(ratio), metric, ProbeHeads(3, unit), alpha)
 
 
-def bench_workload(asker: Asker, made: list[Prefix], query_heads: int, read_ahead: ReadAhead) -> dict[str, Any]:
+def bench_workload(asker: Asker, made: list[Prefix], query_heads: int) -> dict[str, Any]:
     """Everything about one model and workload."""
     similar: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
     loaded: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
@@ -166,7 +167,7 @@ def bench_workload(asker: Asker, made: list[Prefix], query_heads: int, read_ahea
             compare_probes(watch(asker, question, source.tokens, similar), probes)
             for *key, rule in loading_rules(query_heads, source.kv_heads):
                 into = loaded[tuple(key)]
-                into["exact"].append(load(asker, source, question, rule, read_ahead, into) == answer)
+                into["exact"].append(load(asker, source, question, rule, into) == answer)
     return {
         "prefix_tokens": round(statistics.mean(len(prefix.tokens) for prefix in made)),
         "question_tokens": round(statistics.mean(len(ids) for prefix in made for ids, _ in prefix.questions), 1),
@@ -187,15 +188,6 @@ def _means(figures: Figures) -> dict[str, float]:
     return {name: round(statistics.mean(values), 4) for name, values in figures.items()}
 
 
-@contextmanager
-def _reading_ahead() -> Iterator[ReadAhead]:
-    made = ReadAhead()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def folder_of(model: str) -> tuple[str, Path]:
     """(Name, folder) of what ``--models`` says of a model: a bundled one's name, or NAME=DIR."""
     name, _, folder = model.partition("=")
@@ -210,23 +202,21 @@ def bench_model(folder: Path, document_tokens: int, count: int, questions: int) 
         geometry = asker.runner.geometry
         figures: dict[str, Any] = {"layers": geometry.layers, "query_heads": heads, "kv_heads": geometry.kv_heads}
         figures["weights_sha256"] = weights_sha256(folder)
-        with _reading_ahead() as read_ahead:
-            for workload in WORKLOADS:
-                made = prefixes(workload, count, document_tokens, questions, asker.tokenizer, SEED)
-                figures[workload] = bench_workload(asker, made, heads, read_ahead)
+        for workload in WORKLOADS:
+            made = prefixes(workload, count, document_tokens, questions, asker.tokenizer, SEED)
+            figures[workload] = bench_workload(asker, made, heads)
         return figures
     finally:
         asker.runner.close()
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument("--models", default="mha,gqa")
     parser.add_argument("--document-tokens", type=int, default=1024)
     parser.add_argument("--prefixes", type=int, default=6)
     parser.add_argument("--questions", type=int, default=5, help="about each prefix")
     parser.add_argument("--name", default="importance_similarity", help="of the file in bench/results")
-    parser.add_argument("--save", action="store_true", help="write the results")
     options = parser.parse_args(argv)
     results = {
         name: bench_model(folder, options.document_tokens, options.prefixes, options.questions)

@@ -169,14 +169,12 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "min": min(values), "max": max(values)}
 
 
-def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """What all these benchmarks can be told; ``name`` is of the results file."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """What all these benchmarks can be told."""
+    parser = results_file.arguments(doc, "--seed", "--save")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=8, help="streams at a time")
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help=f"write bench/results/{name}.json too")
     return parser
 
 

@@ -75,10 +75,8 @@ def _index_bytes(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true")
     return parser.parse_args()
 
 

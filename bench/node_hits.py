@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = results_file.arguments(__doc__, "--out")
     known.add_argument("--trace", type=Path, help="trace in the Mooncake format; none leaves it out")
     known.add_argument("--time-scale", type=float, default=2.0, help="divide the trace's times by this")
     known.add_argument("--workloads", default=GENERATORS, help="generators, with commas")
@@ -119,7 +119,6 @@ def main() -> None:
     known.add_argument("--network-gb-s", type=float, default=12.5)
     known.add_argument("--hardware", default="h800")
     known.add_argument("--model", default="llama-3.1-8b")
-    known.add_argument("--out", type=Path, help="write the results here")
     options = known.parse_args()
     gc.set_threshold(*GC_THRESHOLDS)
     about = {name: getattr(options, name) for name in ("memory", "network_gb_s", "hardware", "model")}

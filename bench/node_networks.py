@@ -9,6 +9,7 @@ cut. It takes root and the programs ``ip``, ``tc``, ``unshare`` and ``nsenter``.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -98,8 +99,12 @@ class NodeNetworks:
             raise
 
     def command(self, name: str) -> list[str]:
-        """What goes in front of a command to run it on a node. The program replaces it, so its pid is the node's."""
-        return self._held[name].enter
+        """What goes in front of a command to run it on a node, in this process's working directory.
+
+        The program replaces it, so its pid is the node's.
+        """
+        # Whoever enters a mount namespace is at its root.
+        return [*self._held[name].enter, "env", f"--chdir={os.getcwd()}"]
 
     def slow(self, name: str, bits_per_s: int) -> None:
         """Bound the data that a node receives."""

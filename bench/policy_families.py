@@ -10,7 +10,6 @@ others are named. Each in pools of an eighth, a quarter and half of the blocks t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,13 +54,12 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--out")
     parser.add_argument("--seeds", default="")
     parser.add_argument("--families", default=",".join(WORKLOADS))
     parser.add_argument("--policies", default="")
     parser.add_argument("--held-out", action="store_true", help="the report: only what is held out")
     parser.add_argument("--trace", type=Path)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     names = [*(name for name in chosen(options.policies) if name != EXACT), OPTIMUM]
     seeds = [int(text) for text in options.seeds.split(",") if text] or [

@@ -11,7 +11,6 @@ takes its place among the committed results, whose other rows stay as they are.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -185,14 +184,12 @@ def _refuse(fault: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--policies", default="")
     parser.add_argument("--blocks", default="600,2000,6000,20000,60000")
     parser.add_argument("--generators", action="store_true")
     parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     names, capacities = chosen(options.policies), _capacities(options.blocks)
     try:

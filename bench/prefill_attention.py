@@ -9,7 +9,6 @@ than either path has to do. ``product_gflops`` is what a large product of matric
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -111,10 +110,9 @@ def product_gflops(dtype: torch.dtype, rounds: int) -> float:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     results: dict[str, Any] = {"threads": options.threads, "rounds": options.rounds, "by_dtype": {}}

@@ -22,7 +22,6 @@ Usage: ``python -m bench.prompt_lookup --threads 2 --rounds 9`` (writes bench/re
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import re
@@ -299,12 +298,11 @@ def bundled(words: Any, requests: int) -> Workload:
 
 def main() -> None:
     """Write ``bench/results/prompt_lookup.json``."""
-    parser = argparse.ArgumentParser(prog="python -m bench.prompt_lookup", description=__doc__)
+    parser = results_file.arguments(__doc__, "--out")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--only", nargs="*", default=[], help="names of workloads")
-    parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
     options = parser.parse_args()
     cases: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []

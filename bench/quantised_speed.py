@@ -14,7 +14,6 @@ one process a figure and round, between ours. Its embedding is Q8_0 in both. Nee
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -200,13 +199,12 @@ def run(folder: Path, threads: int, rounds: int, kinds: Sequence[str], llama_ben
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--llama-bench", type=Path, help="the program llama-bench of llama.cpp")
     parser.add_argument("--folder", type=Path, help="keep the models there, and use those that are there")
-    parser.add_argument("--save", action="store_true", help="write bench/results/quantised_speed.json too")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         results = run(

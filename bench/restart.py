@@ -146,11 +146,9 @@ def _process_started() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--parts-of", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--leave", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -189,15 +189,13 @@ def cell_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--models", default="mha,gqa")
     parser.add_argument("--lengths", default="1024,4096,16128")
     parser.add_argument("--mb-per-s", default="25,50,100,200,400")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default="", help="where the disk tier lies; default: temporary")
-    parser.add_argument("--save", action="store_true", help="write bench/results/restoration.json too")
     parser.add_argument("--add", type=Path, help="results of an earlier run, whose other figures are kept")
     options = parser.parse_args()
     figures: list[dict[str, Any]] = earlier(options) if options.add else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -9,9 +10,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results"
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--seed": {"type": int, "default": 1},
+    "--save": {"action": "store_true", "help": "write the results file in bench/results too"},
+    "--out": {"type": Path, "help": "results file; by default the one in bench/results"},
+}
+
+
+def arguments(doc: str | None, *flags: Literal["--seed", "--save", "--out"]) -> argparse.ArgumentParser:
+    """Make a parser of a benchmark's command line that has these of the flags that many have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in flags:
+        parser.add_argument(flag, **_FLAGS[flag])
+    return parser
 
 
 def commit_of(repository: Path) -> str:

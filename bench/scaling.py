@@ -236,13 +236,11 @@ async def _change_workers(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each stretch")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--step-ms", type=float, default=40.0, help="time of a forward pass")
     parser.add_argument("--token-us", type=float, default=250.0, help="and of each of its tokens besides")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write bench/results/scaling.json too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = SupervisorConfig(

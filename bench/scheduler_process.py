@@ -147,7 +147,7 @@ def _summary(before: dict[str, float], after: dict[str, float], yardstick: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     defaults = Load()
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
     parser.add_argument("--ramp", type=float, default=15.0, help="seconds before the window")
@@ -155,7 +155,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=defaults.workers)
     parser.add_argument("--device-tokens", type=int, default=defaults.device_tokens)
     parser.add_argument("--warm", type=int, default=defaults.warm)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", type=Path, default=None, help="run the scheduler under cProfile")
     parser.add_argument("--name", default="scheduler_process", help="of the results file")
     options = parser.parse_args()

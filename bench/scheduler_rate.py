@@ -13,7 +13,6 @@ do). It tells how loaded the machine was, and no more: the fold and it do not sl
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import gc
 import statistics
@@ -141,7 +140,7 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     defaults = Load()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--trace", type=Path, default=None, help="trace in the Mooncake format; else conversations")
     parser.add_argument("--time-scale", type=float, default=1.0, help="divide the trace's times by this")
     parser.add_argument("--workers", type=int, default=defaults.workers)
@@ -149,7 +148,6 @@ def main() -> None:
     parser.add_argument("--rate-per-worker", type=float, default=defaults.rate, help="requests a second")
     parser.add_argument("--warm", type=int, default=defaults.warm)
     parser.add_argument("--requests", type=int, default=defaults.measured)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default=defaults.config.policy, help="another one than the default")
     parser.add_argument("--profile", type=Path, default=None, help="write cProfile's figures of the fold there")
     parser.add_argument("--name", default="scheduler_rate", help="of the results file")

@@ -10,7 +10,6 @@ eight >= 1.3x.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -141,10 +140,9 @@ def compare(ours: Ours, theirs: Theirs, *, rounds: int, seed: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     threads = os.cpu_count() or 1
     torch.set_num_threads(threads)

@@ -18,7 +18,6 @@ simulation. Prints the profile's sections; nothing is chosen to match a whole ru
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -245,7 +244,7 @@ def cell(scheduler: float) -> dict[str, float]:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = results_file.arguments(__doc__)
     known.add_argument("--repeats", type=int, default=5)
     known.add_argument("--threads", type=int, default=2)
     options = known.parse_args()

@@ -10,7 +10,6 @@ everything, and several with pools so small that prefixes go to host memory and 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -161,10 +160,9 @@ def show(table: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = results_file.arguments(__doc__, "--seed")
     known.add_argument("--queries", type=int, default=120)
     known.add_argument("--model", choices=("thermocline-mha", "llama-88m"), default="thermocline-mha")
-    known.add_argument("--seed", type=int, default=1)
     options = known.parse_args()
     model, table = load_model(options.model), {}
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,6 @@ of this process.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -94,7 +93,7 @@ async def measure(folder: Path, layers: int, rounds: int, seed: int) -> dict[str
     parts: dict[str, Any] = {"turns": ChunkTurns(), "heads": OpenedHeads(), "keys": ChunkKeys(None), "events": None}
     gaps = {"alone": 0, "with_gaps": gap_worth_reading(disk_bytes_per_s)}
     readers = {
-        name: SparseReader(layout, disk, backend, buffers=buffers, at_once=THREADS, gap_bytes=gap, **parts)
+        name: SparseReader(layout, disk, buffers=buffers, at_once=THREADS, gap_bytes=gap, **parts)
         for name, gap in gaps.items()
     }
     into, random = memoryview(bytearray(2 * TOKENS * layout.row_bytes)), np.random.default_rng(seed)
@@ -151,13 +150,11 @@ async def _round(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the disk to read from")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--out", type=Path, help="write the results here")
     options = parser.parse_args()
     logs.configure("bench", "sparse_reads", level="error")
     with tempfile.TemporaryDirectory(dir=options.dir, prefix=".sparse-reads-") as folder:

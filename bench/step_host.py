@@ -20,7 +20,6 @@ Usage: ``python -m bench.step_host`` (writes bench/results/step_host.json)
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
@@ -200,8 +199,7 @@ def _decode(runner: NoModel, requests: int) -> None:
 
 def main() -> None:
     """Write ``bench/results/step_host.json``."""
-    parser = argparse.ArgumentParser(prog="python -m bench.step_host", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
+    parser = results_file.arguments(__doc__, "--out")
     options = parser.parse_args()
     torch.set_num_threads(1)
     points = [measure(requests) for requests in REQUESTS]

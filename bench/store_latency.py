@@ -15,7 +15,6 @@ of a whole object, of which nothing is verified or kept. Reported are medians, a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -225,13 +224,11 @@ def measure(folder: Path, rounds: int, count: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the disk to upload from")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--chunks", type=int, default=1024, help="chunks that are uploaded")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--out", type=Path, help="write the results here")
     options = parser.parse_args()
     logs.configure("bench", "store_latency", level="error")
     with tempfile.TemporaryDirectory(dir=options.dir, prefix=".store-latency-") as folder:

@@ -29,8 +29,9 @@ class StoredPrefix:
 
         return torch.stack([of(head) for head in heads])
 
-    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
+    def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
         """They are here."""
+        return True
 
     def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
         return self._kv[layer].index_select(1, tokens - self.start).transpose(1, 2)

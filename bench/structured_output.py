@@ -15,7 +15,6 @@ a token in, compiling the schema, and following an answer again from its beginni
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -33,6 +32,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from bench import results_file
 from bench.make_model import save_llama
+from bench.resampling import median_interval
 from services.worker.bootstrap import make_executor
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
@@ -56,7 +56,6 @@ PROMPT_TOKENS = 128
 PAGE_SIZE = 16
 SEED = 1
 EOS = 2
-RESAMPLES = 2_000
 TARGET = 0.95
 FOLLOWED = (1_000, 4_000)
 PERSON = {
@@ -198,19 +197,13 @@ def measure(bench: Bench, grammar: Grammar, rounds: int, tell: Callable[[str], N
     }
     for name, which in (("decode_speed_under_a_json_schema_over_without", 0), ("cpu", 1)):
         ratios = [_ratio(turns, which) for turns in found]
-        result[name] = {"ratio": round(statistics.median(ratios), 4), "interval": interval(ratios)}
+        low, high = median_interval(ratios, SEED)
+        result[name] = {"ratio": round(statistics.median(ratios), 4), "interval": [round(low, 4), round(high, 4)]}
     return result
 
 
 def _ratio(turns: dict[str, list[tuple[float, float]]], which: int) -> float:
     return sum(each[which] for each in turns["free"]) / sum(each[which] for each in turns["held"])
-
-
-def interval(ratios: list[float]) -> list[float]:
-    """The 95 % interval of the median, by resampling."""
-    rng = random.Random(SEED)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return [round(medians[int(share * (RESAMPLES - 1))], 4) for share in (0.025, 0.975)]
 
 
 def time_masks(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar, answers: list[list[int]]) -> dict[str, Any]:
@@ -263,12 +256,11 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--save", action="store_true", help="write bench/results/structured_output.json too")
     options = parser.parse_args(argv)
     grammar = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
     with tempfile.TemporaryDirectory() as scratch:

@@ -97,7 +97,7 @@ async def measure(cell: RunningCell, options: argparse.Namespace) -> dict[str, A
 
 
 def main() -> None:
-    parser = arguments(__doc__, "take_over")
+    parser = arguments(__doc__)
     parser.add_argument("--schedulers", type=int, default=2)
     options = parser.parse_args()
     if options.kills < 1 or options.schedulers < 2:

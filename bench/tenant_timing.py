@@ -12,7 +12,6 @@ share of what a cached prefix saves, are tested against fresh ones many times.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -173,11 +172,9 @@ def measure(folder: Path, *, rounds: int, tokens: int, seed: int) -> dict[str, l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = results_file.arguments(__doc__, "--seed", "--save")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--tokens", type=int, default=384)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write bench/results/tenant_timing.json too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         times = measure(Path(scratch), rounds=options.rounds, tokens=options.tokens, seed=options.seed)

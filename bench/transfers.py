@@ -18,7 +18,6 @@ wait for it.
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import os
 import statistics
@@ -261,11 +260,10 @@ def _read(fd: int, starts: list[int], nbytes: int) -> None:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = results_file.arguments(__doc__, "--out")
     known.add_argument("--rounds", type=int, default=9)
     known.add_argument("--threads", type=int, default=1, help="of the model, in the overlap")
     known.add_argument("--disk-dir", type=Path, default=Path(tempfile.gettempdir()))
-    known.add_argument("--out", type=Path)
     options = known.parse_args()
     results: dict[str, Any] = {"tokens": TOKENS, "movers": {}}
     for dtype in DTYPES:

@@ -1,9 +1,9 @@
 """TTFT of one shared prefix by where it is found: device, host, another node, disk, object store, or nowhere.
 
 A cell of two nodes on this machine, every process real (:mod:`bench.node_cell`). Node *a* computes documents and keeps
-them in host memory by leases; then its worker ends. Node *b* answers all that is timed. In each round it is asked about
-one of *a*'s documents, which it has nowhere itself, and about one of its own, which is computed and then found on one
-tier after another: tiers above are emptied by an order before each question. So what is measured is one load and the
+them in host memory by leases; then its worker ends. Node *b* answers all that is timed. It is asked about *a*'s
+documents, which it has nowhere itself, and then about its own, each of which is computed and then found on one tier
+after another: tiers above are emptied by an order before each question. So what is measured is one load and the
 computation of the question. Host memory of *a* is read over TCP, between network namespaces where the machine
 allows them. The object store is in memory, in a process of its own, and answers each request 5 or 50 ms late.
 
@@ -134,13 +134,18 @@ class Ladder:
         await self._lent(self._kept.pop())
 
     async def measure(self) -> None:
-        """Go once up and down the ladder for each of the documents."""
+        """Go once up and down the ladder for each of the documents, first over those of node *a*.
+
+        An order that empties disks empties *a*'s, too.
+        """
+        self._store.answer_after(LATENCIES_MS[0])
         for kept, on_disk in zip(self._kept, self._on_disk, strict=True):
-            self._store.answer_after(LATENCIES_MS[0])
             # A lease keeps copies in host memory; other documents then are on the node's disk alone.
             await empty(self._bus, ("device", "host"))
             self.times[NEIGHBOUR].append((await self._lent(kept)).ttft_s * 1e3)
             self.times[NEIGHBOUR_DISK].append((await self._lent(on_disk)).ttft_s * 1e3)
+        for _ in self.times[NEIGHBOUR]:
+            self._store.answer_after(LATENCIES_MS[0])
             own = self._fresh(self._tokens)
             for name in RUNGS:
                 if name in (NEIGHBOUR, NEIGHBOUR_DISK):
@@ -221,13 +226,11 @@ async def climb(cell: NodeCell, store: Store, options: argparse.Namespace) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--directory", default="", help="where the disk tiers lie; default: temporary")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="write the results here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory or None) as folder:
         options.folder = folder

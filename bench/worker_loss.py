@@ -178,7 +178,7 @@ async def measure(cell: RunningCell, options: argparse.Namespace) -> dict[str, A
 
 
 def main() -> None:
-    parser = arguments(__doc__, "worker_loss")
+    parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     if options.kills < 1 or options.workers < 2:

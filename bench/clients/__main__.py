@@ -6,7 +6,6 @@ which is made from the package index where DIR has none yet.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -53,12 +52,11 @@ def run_cases(name: str, python: Path, base_url: str, model: str) -> list[dict[s
 
 def main() -> int:
     """Exit code 1: a case failed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.clients", description=__doc__)
+    parser = results_file.arguments(__doc__, "--save")
     parser.add_argument(
         "--envs", type=Path, metavar="DIR", help="environments of clients; a temporary one unless given"
     )
     parser.add_argument("--only", default=",".join(CLIENTS), help=", ".join(CLIENTS))
-    parser.add_argument("--save", action="store_true", help="write bench/results/clients.json")
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with ExitStack() as stack:

@@ -42,8 +42,9 @@ class HostPrefix:
         keys = self._keys[layer, list(heads)]
         return self._read(len(heads), tokens.size, lambda part: keys[:, tokens[part]])
 
-    def prefetch_keys(self, layer: int, heads: Sequence[int], start: int) -> None:
+    def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
         """Nothing is read ahead: what is measured is reading."""
+        return False
 
     def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
         wanted = tokens.cpu().numpy()

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.gpu.parts import Allotment, Part
 from bench.gpu.stopping import Stopped
-from thermocline.supervisor.child import die_with
+from shared.lifecycle import die_with_parent
 
 State = Literal["whole", "cut short", "failed", "out of time", "stopped", "left out"]
 
@@ -55,7 +56,7 @@ def run_part(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             # A run that is killed leaves no part on the GPU. This process has no other threads.
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509
+            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509
         )
         try:
             code = process.wait(allotted.limit_s)

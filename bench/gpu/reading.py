@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from bench import results_file
@@ -127,10 +128,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return known
 
 
-def take_any_numpy() -> None:
-    """Let the interpreter of Triton 3.6 count with arrays of one element, which numpy since 2.5 takes for no number.
+def mend_interpreter() -> None:
+    """Mend two faults of Triton's interpreter. Compiled kernels have nothing to do with them.
 
-    Triton 3.7 does so itself. Compiled kernels have nothing to do with it.
+    That of 3.6 does not count with arrays of one element, which numpy since 2.5 takes for no number. That of 3.9
+    refuses masks of numbers, and makes numbers of a comparison of scalars itself when it spreads it over a block.
     """
     # When Triton is first imported it is decided whether it interprets.
     from triton.runtime import interpreter
@@ -143,13 +145,23 @@ def take_any_numpy() -> None:
 
     interpreter._patch_lang_tensor = patched
 
+    spread = interpreter.InterpreterBuilder.create_splat
+
+    def spread_bits(self: Any, of: Any, value: Any) -> Any:
+        made = spread(self, of, value)
+        if value.data.dtype == np.bool_:
+            made.data = made.data.astype(np.bool_)
+        return made
+
+    interpreter.InterpreterBuilder.create_splat = spread_bits
+
 
 def interpret_kernels() -> None:
     """Have Triton interpret kernels. Whether it does is decided when it is first imported, which was long ago: so this
     process begins anew, as the module that it runs.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
-        take_any_numpy()
+        mend_interpreter()
         return
     module = sys.modules["__main__"].__spec__
     assert module is not None, "parts are run as modules"

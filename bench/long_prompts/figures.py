@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.long_prompts.asking import Sample
+from thermocline.client.figures import quantile
 
 PARTS = ("accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver")
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
     """Median, 99th percentile (the largest of fewer than 100) and mean."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
+    found = list(values)
     return {
-        "p50": round(statistics.median(ordered), 3),
-        "p99": round(ordered[min(last, int(0.99 * len(ordered)))], 3),
-        "mean": round(statistics.fmean(ordered), 3),
+        "p50": round(statistics.median(found), 3),
+        "p99": round(quantile(found, 0.99), 3),
+        "mean": round(statistics.fmean(found), 3),
     }
 
 

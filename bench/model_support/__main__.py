@@ -8,7 +8,6 @@ tried in a group of so many. docs/reference/models.md is made from both results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -33,12 +32,11 @@ from services.worker.engine import text_parts
 
 def main() -> None:
     """Run the sweep and write its result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.model_support", description=__doc__)
+    parser = results_file.arguments(__doc__, "--out")
     parser.add_argument("--types", default="", help="only these, separated by commas; nothing is written then")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cpu-s", type=int, default=60, help="processor time of one trial")
     parser.add_argument("--jobs", type=int, default=1, help="trials at once")
-    parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the model")
     options = parser.parse_args()
     os.nice(10)

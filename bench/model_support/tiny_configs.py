@@ -43,6 +43,9 @@ _SIZES: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
+    "index_n_heads": 16,  # With few heads many tokens have the score 0, and which are chosen is left to chance.
+    "index_head_dim": 16,
+    "index_topk": 16,
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": VOCAB_SIZE,
@@ -89,6 +92,14 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
     ),
     "lfm2": _CONVOLVED | {"block_auto_adjust_ff_dim": False},
     **dict.fromkeys(("lfm2_moe", "lfm3"), _CONVOLVED),
+    # Its vocabulary has tokens of pictures and sounds at fixed places, as many as their codebooks have entries.
+    "apertus1p5": {"image_token_offset": 262_328},
+    "apertus1p5_text": {"vocab_size": 266_440},
+    "apertus1p5_vision_tokenizer": {
+        **dict.fromkeys(("codebook_size", "embed_dim", "latent_channels"), 16),
+        "base_channels": 32,
+    },
+    "wavtokenizer_encoder": {"hidden_size": 64, "codebook_dim": 64},
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16, "hidden_size": 64, "expand": 2, "n_groups": 1, "chunk_size": 16},
@@ -103,6 +114,7 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
     "dots3_note": {"per_layer_config": None},
+    "dots3_note_text": {"layer_types": ["indexed_attention", "sliding_attention"], "num_hidden_layers": 2},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "longcat_flash": {"head_dim": 8},
 }

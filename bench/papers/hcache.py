@@ -9,7 +9,6 @@ some minutes, nearly all of them for Figure 9; ``python -m tools.reference_docs`
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -222,8 +221,7 @@ def _token_wise_speed(platform: Platform, hidden: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     options = parser.parse_args()
     results: dict[str, Any] = {

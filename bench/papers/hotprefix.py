@@ -11,7 +11,6 @@ alone (3.4). Pages have one token and are copied one by one, as in the SGLang th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -230,11 +229,10 @@ def say(title: str, name: str, row: Row) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--full", action="store_true", help="whole datasets, and more capacities")
     parser.add_argument("--part", type=int, default=DEFAULT_PART, help="one in so many questions of each dataset")
     parser.add_argument("--datasets", default=",".join(QUESTIONS))
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     options = parser.parse_args()
     datasets = options.datasets.split(",")

@@ -12,7 +12,6 @@ the page.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from functools import cache
@@ -134,9 +133,8 @@ def naive_offloading(scale: Scale) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--part", type=int, default=DEFAULT_PART, help="one in so many questions of each dataset")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     options = parser.parse_args()
     if options.part < 1:

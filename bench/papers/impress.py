@@ -12,7 +12,6 @@ and RTE also for importance that does not. What probe heads answer is an input, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import replace
@@ -184,9 +183,8 @@ def say(title: str, found: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="fewer make a shorter run, written nowhere")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     options = parser.parse_args()
     if options.requests < 2:

@@ -1,18 +1,18 @@
-"""IMPRESS's Figures 4, 5, 11, 19, 20 and 22 on the bundled models: real attention, real answers, and nothing timed.
+"""IMPRESS's Figures 4, 5, 11, 19, 20 and 22 on small models: real attention, real answers, and nothing timed.
 
-Its models have 32 to 56 heads and prefixes of some thousand tokens; these have six heads in four layers and documents
-of a thousand. What is chosen in a layer is what all KV heads vote for. What was important to *other* questions on the
-same document stands for what was known before: for the static way (Figure 4), and for the order of a repacked prefix
-(Figure 20). Thresholds are swept over real loads with three probe heads and 25% kept (Figures 11, 19 and 22).
+Its models have 32 to 56 heads and prefixes of some thousand tokens. The bundled models have six heads in four layers,
+those of ``tools.train_model --variant deep-mha`` and ``deep-gqa`` have twelve layers, and documents have a thousand
+tokens. What is chosen in a layer is what all KV heads vote for. What was important to *other* questions on the same
+document stands for what was known before: for the static way (Figure 4), and for the order of a repacked prefix (Figure
+20). Thresholds are swept over real loads with three probe heads and 25% kept (Figures 11, 19 and 22).
 
-``python -m bench.papers.impress_measured [--models mha,gqa] [--prefixes N] [--questions N] [--json]``; the whole run
-writes ``bench/results/papers_impress_measured.json``, takes some minutes, and ``python -m tools.reference_docs`` then
-makes the page. Nothing in it is a time, so nothing depends on the machine.
+``python -m bench.papers.impress_measured [--models mha,gqa] [--prefixes N] [--questions N] [--name NAME] [--json]``;
+the whole run writes ``bench/results/NAME.json``, takes some minutes, and ``python -m tools.reference_docs`` then makes
+the page. A model outside of ``models/`` is ``NAME=DIR``. Nothing in it is a time, so nothing depends on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,21 +24,19 @@ import torch
 
 from bench import results_file
 from bench.importance_asking import COMPARED_METRICS, Asker, Watching
-from bench.importance_prompts import Prefix, prefixes
-from bench.importance_similarity import Figures, load
+from bench.importance_prompts import Prefix, prefixes, weights_sha256
+from bench.importance_similarity import Figures, folder_of, load
 from bench.stored_prefix import StoredPrefix
 from services.worker.importance.identification import ProbeHeads
 from services.worker.importance.important_prefix import LoadingRule
 from services.worker.importance.selection import Budget, most_important, vote
-from services.worker.importance.speculation import ReadAhead
 
-MODELS = Path(__file__).parents[2] / "models"
 SEED = 1
 DOCUMENT_TOKENS = 1024
 PREFIXES, QUESTIONS = 6, 5
 RATIOS = (0.1, 0.25, 0.5)
-CHUNK_SIZES = (16, 64)
-"""64 is the paper's; 16 stands to a document of a thousand tokens as 64 to one of four thousand."""
+CHUNK_SIZES = (8, 16, 64)
+"""64 is the paper's; 16 stands to a document of a thousand tokens as 64 to one of four thousand; 8 is a block here."""
 
 ALPHAS = (0.0, 0.4, 0.6, 0.8, 1.0, 2.0)  # Figure 22
 SWEPT_RATIO = 0.25  # Figure 11
@@ -117,22 +115,18 @@ def sweep(
     asker: Asker, source: StoredPrefix, question: list[int], answer: str, into: dict[tuple[str, float], Figures]
 ) -> None:
     """One question under every threshold."""
-    read_ahead = ReadAhead()
-    try:
-        for metric in COMPARED_METRICS:
-            for alpha in ALPHAS:
-                figures: Figures = defaultdict(list)
-                rule = LoadingRule(Budget(SWEPT_RATIO), metric, ProbeHeads(PROBE_HEADS, "kv_head"), alpha)
-                exact = load(asker, source, question, rule, read_ahead, figures) == answer
-                to = into[metric, alpha]
-                to["exact"].append(float(exact))
-                to["keys"].append(2 * (figures["probe_keys"][0] + figures["fallback_keys"][0]))
-                to["read"] += figures["read"]
-                to["fallback"].append(statistics.mean(figures["fallback"]))
-                for layer, fell_back in enumerate(figures["fallback"]):
-                    to[f"fallback {layer}"].append(fell_back)
-    finally:
-        read_ahead.close()
+    for metric in COMPARED_METRICS:
+        for alpha in ALPHAS:
+            figures: Figures = defaultdict(list)
+            rule = LoadingRule(Budget(SWEPT_RATIO), metric, ProbeHeads(PROBE_HEADS, "kv_head"), alpha)
+            exact = load(asker, source, question, rule, figures) == answer
+            to = into[metric, alpha]
+            to["exact"].append(float(exact))
+            to["keys"].append(2 * (figures["probe_keys"][0] + figures["fallback_keys"][0]))
+            to["read"] += figures["read"]
+            to["fallback"].append(statistics.mean(figures["fallback"]))
+            for layer, fell_back in enumerate(figures["fallback"]):
+                to[f"fallback {layer}"].append(fell_back)
 
 
 def layer_read(fallback: float, kv_heads: int) -> float:
@@ -141,9 +135,9 @@ def layer_read(fallback: float, kv_heads: int) -> float:
     return fallback * (0.5 + SWEPT_RATIO / 2) + (1 - fallback) * (probes / 2 + SWEPT_RATIO)
 
 
-def bench_model(name: str, count: int, questions: int) -> dict[str, Any]:
-    """One bundled model on documents."""
-    asker = Asker(MODELS / f"thermocline-{name}", 2 * DOCUMENT_TOKENS + 512)
+def bench_model(name: str, folder: Path, count: int, questions: int) -> dict[str, Any]:
+    """One model on documents."""
+    asker = Asker(folder, 2 * DOCUMENT_TOKENS + 512)
     try:
         kv_heads = asker.runner.geometry.kv_heads
         made = prefixes("documents", count, DOCUMENT_TOKENS, questions, asker.tokenizer, SEED)
@@ -162,6 +156,7 @@ def bench_model(name: str, count: int, questions: int) -> dict[str, Any]:
         layers = asker.runner.geometry.layers
         return {
             "kv_heads": kv_heads,
+            "weights_sha256": weights_sha256(folder),
             "questions": len(full),
             "prefix_tokens": round(statistics.mean(len(prefix.tokens) for prefix in made)),
             "exact_full": statistics.mean(full),
@@ -202,22 +197,23 @@ def _means(figures: Figures) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__)
     parser.add_argument("--models", default="mha,gqa")
     parser.add_argument("--prefixes", type=int, default=PREFIXES)
     parser.add_argument("--questions", type=int, default=QUESTIONS, help="about each prefix")
+    parser.add_argument("--name", default="papers_impress_measured", help="of the file in bench/results")
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     options = parser.parse_args()
     if options.prefixes < 1 or options.questions < 2:
         print("impress_measured: it takes one prefix and two questions on it at least", file=sys.stderr)
         raise SystemExit(2)
-    names = options.models.split(",")
-    results = {name: bench_model(name, options.prefixes, options.questions) for name in names}
-    is_whole = len(names) == 2 and (options.prefixes, options.questions) == (PREFIXES, QUESTIONS)
+    models = dict(map(folder_of, options.models.split(",")))
+    results = {name: bench_model(name, folder, options.prefixes, options.questions) for name, folder in models.items()}
+    is_whole = len(models) == 2 and (options.prefixes, options.questions) == (PREFIXES, QUESTIONS)
     if options.json or not is_whole:
         print(json.dumps(results, indent=2))
         return
-    print(results_file.write("papers_impress_measured", results, seed=SEED))
+    print(results_file.write(options.name, results, seed=SEED))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ tokens; the paper's page of one token takes five times as long to simulate and c
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -182,10 +181,9 @@ def say(title: str, name: str, row: Row) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--queries", type=int, default=QUERIES, help="fewer make a shorter run, written nowhere")
     parser.add_argument("--page-size", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     options = parser.parse_args()
     faults = [f"--{name} must be at least 1" for name in ("queries", "page-size") if vars(options)[_key(name)] < 1]

@@ -12,7 +12,6 @@ tools.reference_docs`` then makes the page. Parts that were run with ``--json`` 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -228,10 +227,9 @@ PARTS: dict[str, Callable[[Scale], Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__, "--seed")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--queries", type=int, default=QUERIES, help="fewer make a shorter run, written nowhere")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the results, write nothing")
     parser.add_argument("--add", default="", metavar="FILE,...", help="parts that were printed before")
     options = parser.parse_args()

@@ -15,7 +15,6 @@ LooGLE alone.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -253,7 +252,7 @@ def say(part: str, name: str, variant: str, row: Row) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results_file.arguments(__doc__)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="without one its cases are left out")
     parser.add_argument("--parts", default=",".join(VARIANTS))
     parser.add_argument("--cases", default="", metavar="NAME;...", help="only these")

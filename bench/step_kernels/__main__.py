@@ -6,10 +6,8 @@ or reads or is sent anything in the middle of a captured step that it was not.
 
 from __future__ import annotations
 
-import argparse
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +20,7 @@ from shared.errors import UnsupportedModel
 
 def main() -> None:
     """Write ``bench/results/step_kernels.json``."""
-    parser = argparse.ArgumentParser(prog="python -m bench.step_kernels", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
+    parser = results_file.arguments(__doc__, "--out")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     types: dict[str, dict[str, Any]] = {}

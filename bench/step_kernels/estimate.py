@@ -7,9 +7,7 @@ assumptions, of which there is a kind and an unkind one.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import transformers
@@ -113,8 +111,7 @@ def estimate(kernels: int, nbytes: int, rows: int, assumed: Assumption) -> dict[
 
 def main() -> None:
     """Write ``bench/results/gpu_step.json``."""
-    parser = argparse.ArgumentParser(prog="python -m bench.step_kernels.estimate", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None, help="result file; by default bench/results")
+    parser = results_file.arguments(__doc__, "--out")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     config, cases = llama_3_1_8b(), []
