@@ -22,10 +22,12 @@ from transformers import (
     Gemma2Config,
     Gemma4TextConfig,
     GenerationConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
+    MiniMaxM2Config,
     MistralConfig,
     OPTConfig,
     Qwen2Config,
@@ -113,6 +115,14 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
         attention_chunk_size=SLIDING_WINDOW,
         floor_scale=16,
     ),
+    "minimax_m2": lambda: MiniMaxM2Config(
+        **_GATED,
+        **_WIDE,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
     "bloom": lambda: BloomConfig(
         **{name: _SHAPE[name] for name in ("vocab_size", "hidden_size", *_IDS)},
         **_WIDE,
@@ -135,6 +145,20 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
         v_head_dim=12,
         first_k_dense_replace=3,  # No layer has experts, which round by the number of rows.
     ),
+    "indexed": lambda: GlmMoeDsaConfig(
+        **{**_GATED, "num_key_value_heads": 4},
+        **_WIDE,
+        q_lora_rank=24,
+        kv_lora_rank=24,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        mlp_layer_types=["dense"] * 3,
+        indexer_types=["full", "shared", "full"],
+        index_topk=16,
+        index_head_dim=16,
+        index_n_heads=16,  # With few heads many tokens have the score 0, and which are chosen is left to chance.
+    ),
     "gemma4": lambda: _gemma4(global_head_dim=32),
     "gemma4_padded": lambda: _gemma4(global_head_dim=24),
     "mimo": lambda: MiMoV2FlashConfig(
@@ -148,9 +172,10 @@ _VARIANTS: dict[str, Callable[[], Any]] = {
 }
 """llama_mha has a K and a V for every query head. gpt_oss has sinks, in every second layer with a window; two of three
 layers of llama4 attend in chunks, and the third scales its queries by their position; positions of roberta begin
-behind its padding token. bloom and falcon, with ALiBi, and doge attend by code of their own. mla keeps latents in the
-place of K and V; layers of gemma4 have heads of other sizes, which fill planes, or in gemma4_padded do not, and some
-share K and V. mimo has K and V of different sizes, and sinks.
+behind its padding token. bloom and falcon, with ALiBi, and doge attend by code of their own. mla keeps latents in
+the place of K and V, and indexed (GLM 5) index keys beside them, by which two of three layers choose 16 tokens;
+layers of gemma4 have heads of other sizes, which fill planes, or in gemma4_padded do not, and some share K and V.
+mimo has K and V of different sizes, and sinks.
 """
 
 

@@ -45,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         os.environ.pop(name, None)
         os.environ.pop(name.lower(), None)
+    # A script's background job ignores Ctrl-C, and so would all processes that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A process that only hands tests to others has none of its own to guard.
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
         os.environ[RUN_VARIABLE] = RUN
@@ -116,20 +119,12 @@ def _left_processes() -> dict[int, str]:
 @pytest.fixture(scope="session")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a nats-server with JetStream that all tests of this run share, streams included."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    try:
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
         yield server.url
-    finally:
-        server.stop()
 
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A running nats-server of this test's own, with no streams yet, which the test may kill and start again."""
-    server = NatsServer(tmp_path / "nats")
-    server.start()
-    try:
+    with NatsServer(tmp_path / "nats") as server:
         yield server
-    finally:
-        server.stop()

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 
 from services.storage.backends import ChunkEntry, ChunkKey, check_ranges
 from shared.errors import CapacityError, IntegrityError, TransportError
+from tests.one_directory import OneDirectory
 from tests.remote_calls import RemoteCalls
 
 
-class MemoryBackend(RemoteCalls):
+class MemoryBackend(RemoteCalls, OneDirectory):
     """Keeps copies of blobs. ``max_bytes`` and ``is_reachable`` may be changed: so does the world, to real tiers."""
 
     name = "memory"
 
     def __init__(self, *, max_bytes: int) -> None:
+        super().__init__()
         self.max_bytes = max_bytes
         self.is_reachable = True
         self.quarantined = 0
@@ -48,14 +50,14 @@ class MemoryBackend(RemoteCalls):
         return len(blob)
 
     def shapes(self) -> Counter[bytes]:
-        """See :class:`~services.storage.backends.Listing`."""
+        """See :class:`~services.storage.backends.Directories`."""
         with self._lock:
             return Counter(key.geometry for key in self._blobs)
 
     def read_ranges(
         self, key: ChunkKey, ranges: Sequence[tuple[int, int]], into: memoryview, *, first: int, timeout_s: float
     ) -> int:
-        """See :class:`~services.storage.backends.PartialReads`."""
+        """See :class:`~services.storage.backends.Directories`."""
         check_ranges(ranges, into, first)
         with self._lock:
             self._check_open()
@@ -67,7 +69,7 @@ class MemoryBackend(RemoteCalls):
         return len(blob)
 
     def replace(self, key: ChunkKey, blob: memoryview, *, timeout_s: float) -> bool:
-        """See :class:`~services.storage.backends.PartialReads`."""
+        """See :class:`~services.storage.backends.Directories`."""
         with self._lock:
             self._check_open()
             if len(self._blobs.get(key, b"")) != blob.nbytes:

@@ -28,7 +28,8 @@ def find_nats_server() -> str:
 class NatsServer:
     """``start``, ``kill`` (SIGKILL) and ``stop`` keep port and stored streams, so a client can come back.
 
-    ``config`` is added to the server's configuration, and ``scheme`` is that of its URL.
+    As a context it runs within the block. ``config`` is added to the server's configuration, and ``scheme`` is that of
+    its URL.
     """
 
     def __init__(
@@ -56,11 +57,18 @@ class NatsServer:
             f"max_payload: {max_payload}\n"
             f'log_file: "{self._log}"\n'
         )
+        self.store = folder / "store"
         if has_jetstream:
-            store = folder / "store"
-            self._base += f'jetstream {{ store_dir: "{store}", max_file_store: 64GB, max_memory_store: 256MB }}\n'
+            self._base += f'jetstream {{ store_dir: "{self.store}", max_file_store: 64GB, max_memory_store: 256MB }}\n'
         self._process: subprocess.Popen[bytes] | None = None
         self.configure(config)
+
+    def __enter__(self) -> NatsServer:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def configure(self, config: str) -> None:
         """Replace what is added to the configuration; a running server takes it with :meth:`reload`."""

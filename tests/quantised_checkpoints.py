@@ -59,6 +59,48 @@ def quantise_checkpoint(source: Path, out: Path, scheme: str, layers: tuple[str,
     return quantised, plain
 
 
+def mxfp4_checkpoint(source: Path, out: Path) -> tuple[Path, Path]:
+    """The same with the experts of a gpt-oss checkpoint as its publishers have them, MXFP4."""
+    quantised, plain = out / "quantised", out / "plain"
+    for folder in (quantised, plain):
+        shutil.copytree(source, folder)
+    for path in sorted(source.glob("*.safetensors")):
+        stored: Tensors = {}
+        meant: Tensors = {}
+        for name, tensor in load_file(path).items():
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                blocks, scales, weight = _fp4_blocks(tensor.float().transpose(1, 2).numpy())
+                stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+                meant[name] = weight.transpose(1, 2).contiguous()
+            else:
+                stored[name] = meant[name] = tensor.float()
+        save_file(stored, quantised / path.name, metadata={"format": "pt"})
+        save_file(meant, plain / path.name, metadata={"format": "pt"})
+    for index in quantised.glob("*.index.json"):
+        index.unlink()  # It names tensors that are others now.
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.layers.*.mlp.router"]}
+    _change(quantised / "config.json", quantization_config=settings, dtype="float32")
+    _change(plain / "config.json", dtype="float32")
+    return quantised, plain
+
+
+def _fp4_blocks(weight: Array) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Blocks and scales of a weight [experts, outputs, inputs], and what they mean (OCP Microscaling 1.0)."""
+    numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    experts, outputs, inputs = weight.shape
+    blocks = np.zeros((experts, outputs, inputs // 32, 16), dtype=np.uint8)
+    scales, meant = np.zeros(blocks.shape[:3], dtype=np.uint8), np.zeros_like(weight)
+    for at in np.ndindex(scales.shape):
+        part = weight[at[0], at[1], 32 * at[2] : 32 * at[2] + 32]
+        exponent = int(np.floor(np.log2(np.abs(part).max()))) - 2
+        scales[at] = exponent + 127
+        for i, value in enumerate(part):
+            code = int(np.argmin([abs(abs(value) / 2.0**exponent - number) for number in numbers]))
+            meant[at[0], at[1], 32 * at[2] + i] = np.copysign(numbers[code], value) * 2.0**exponent
+            blocks[at][i // 2] |= (code | (8 if value < 0 else 0)) << 4 * (i % 2)
+    return torch.from_numpy(blocks), torch.from_numpy(scales), torch.from_numpy(meant)
+
+
 def _change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
 

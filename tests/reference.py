@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from services.worker.engine.cache_argument import given_cache
 from services.worker.engine.uniform import uniform
 from shared.model_context import first_of
 
@@ -100,7 +101,7 @@ class Reference:
                     do_sample=False,
                     output_logits=True,
                     return_dict_in_generate=True,
-                    **({"past_key_values": self.cache()} if self.rounds else {}),
+                    **(given_cache(self._model.forward, self.cache()) if self.rounds else {}),
                     **self._positions(len(prompt)),
                     **({"eos_token_id": -1, "pad_token_id": 0} if ignore_eos else {}),
                 )
@@ -128,7 +129,7 @@ class Reference:
         ids = torch.tensor([prompt] * len(left))
         with torch.inference_mode():
             for position in range(max_tokens):
-                logits = self._model(ids, past_key_values=cache, use_cache=True).logits[:, -1]
+                logits = self._model(ids, use_cache=True, **given_cache(self._model.forward, cache)).logits[:, -1]
                 draws = torch.tensor([[uniform(seed, position)] for seed in left], dtype=torch.float64)
                 tokens, margins = _drawn(logits, temperature, draws)
                 stays = (margins > DRAW_MARGIN).nonzero()[:, 0]

@@ -17,8 +17,9 @@ class RemoteCalls(ChunkBackend):
         """See :class:`~services.storage.backends.RemoteBackend`: it answers."""
         return ""
 
-    def probe(self, *args: Any, **kwargs: Any) -> object:
-        """See :class:`~services.storage.backends.RemoteBackend`."""
+    def probe(self, *args: Any, **kwargs: Any) -> bool:
+        """See :class:`~services.storage.backends.RemoteBackend` and :class:`~services.storage.backends.Directories`."""
+        return True
 
     async def fetch(self, key: ChunkKey, most: int, *, timeout_s: float) -> memoryview | None:
         """See :class:`~services.storage.backends.RemoteBackend`."""

@@ -104,12 +104,9 @@ def several_cells(folder: Path, names: Sequence[str], settings: SupervisorConfig
     leaf_port = free_port()
     found = SeveralCells(NatsServer(folder / "hub", name="hub", config=hub_config(names, leaf_port)))
     with ExitStack() as stack:
-        found.hub.start()
-        stack.callback(found.hub.stop)
+        stack.enter_context(found.hub)
         for name in names:
-            broker = NatsServer(folder / name, name=name, config=leaf_config(name, leaf_port))
-            broker.start()
-            stack.callback(broker.stop)
+            broker = stack.enter_context(NatsServer(folder / name, name=name, config=leaf_config(name, leaf_port)))
             own = msgspec.structs.replace(settings, nats=(broker.url,), port=0)
             found.cells[name] = stack.enter_context(running(own, environ={"THERMOCLINE_CELL": name}, ready=False))
         for cell in found.cells.values():

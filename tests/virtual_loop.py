@@ -30,6 +30,10 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.passed_s
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for threads without a ``timeout``, which passes at once here: since Python 3.12 the runner has one."""
+        await super().shutdown_default_executor()
+
 
 def run_virtually(work: Coroutine[Any, Any, _T]) -> _T:
     """Run ``work`` to its end, of which nothing may wait for threads or sockets; the loop's time begins at 0 s."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from services.storage.backends import ChunkKey
 from services.storage.chunk_format import payload_view
+from services.storage.chunk_reading import verify_chunk
 from services.storage.chunk_sealing import seal_blob
-from services.storage.chunk_verification import verify_chunk
 from services.storage.cipher import Cipher
 from services.storage.key_ring import KeyRing
 from services.storage.sparse.format import SparseHeader

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import itertools
 import logging
 import os
+import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from moto.server import ThreadedMotoServer
 from obstore.exceptions import GenericError
 
-from services.storage.backends import RemoteBackend
+from services.storage.backends import ChunkEntry, ChunkKey, RemoteBackend
 from services.storage.backends.guarded_calls import GuardedCalls
 from services.storage.backends.object_store import ObjectStoreBackend, open_remote
 from services.storage.backends.remote_location import parse_remote
@@ -31,6 +33,8 @@ KIND = {"Content-Type": "application/octet-stream"}
 THREADS = 8
 TIMEOUT_S = 5.0
 
+T = TypeVar("T")
+
 _names = itertools.count()
 
 
@@ -41,6 +45,50 @@ def s3_server() -> tuple[str, int]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     return server.get_host_and_port()
+
+
+@functools.cache
+def loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all stores of this process, in a thread of its own."""
+    made = asyncio.new_event_loop()
+    threading.Thread(target=made.run_forever, daemon=True).start()
+    return made
+
+
+class Blocking:
+    """An object store for the suite, whose callers block: what is awaited of it runs on :func:`loop`."""
+
+    name = "remote"
+
+    def __init__(self, remote: RemoteBackend) -> None:
+        self.remote = remote
+
+    def put(self, key: ChunkKey, blob: memoryview, *, stripe: int, timeout_s: float) -> bool:
+        return self._wait(self.remote.store(key, bytes(blob), keep_all, timeout_s=timeout_s)) == "new"
+
+    def get(self, key: ChunkKey, into: memoryview, *, timeout_s: float) -> int:
+        found = self._wait(self.remote.fetch(key, into.nbytes, timeout_s=timeout_s)) or memoryview(b"")
+        into[: found.nbytes] = found
+        return found.nbytes
+
+    def delete(self, key: ChunkKey, *, timeout_s: float) -> bool:
+        is_there = self._wait(self.remote.sizes([key])) != [0]
+        self._wait(self.remote.remove([key], timeout_s=timeout_s))
+        return is_there
+
+    def entries(self, namespace: str = "") -> Iterator[ChunkEntry]:
+        return self.remote.entries(namespace)
+
+    def close(self) -> None:
+        self.remote.close()
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, loop()).result()
+
+
+def keep_all(nbytes: int, front: bytes) -> bool:
+    """Whatever is there stays, unless its size tells that it is something else."""
+    return False
 
 
 class S3Place:
@@ -74,20 +122,20 @@ class S3Place:
         remote = f"s3://{self.bucket}/some/prefix"
         return StorageConfig(remote=remote, remote_timeout_ms=int(timeout_s * 1000), io_threads=THREADS)
 
-    def open(self, *, timeout_s: float = TIMEOUT_S, **environ: str) -> RemoteBackend:
+    def open(self, *, timeout_s: float = TIMEOUT_S, **environ: str) -> Blocking:
         """A backend of the bucket, by settings and environment as a storage makes it."""
         with self.environment(**environ):
             backend = open_remote(self.config(timeout_s=timeout_s))
         assert backend is not None
-        return backend
+        return Blocking(backend)
 
-    def open_at(self, clock: Callable[[], float], breaker: CircuitBreaker, policy: RetryPolicy) -> RemoteBackend:
+    def open_at(self, clock: Callable[[], float], breaker: CircuitBreaker, policy: RetryPolicy) -> Blocking:
         """A backend of the bucket under a clock of the test's."""
         location = parse_remote(self.config().remote)
         with self.environment():
             store = connect(location, timeout_s=TIMEOUT_S, environ=os.environ)
         calls = GuardedCalls("s3", timeout_s=TIMEOUT_S, slots=THREADS, policy=policy, breaker=breaker, clock=clock)
-        return ObjectStoreBackend(location, StoreCalls(location, store), calls, clock=clock)
+        return Blocking(ObjectStoreBackend(location, StoreCalls(location, store), calls, clock=clock))
 
     def write_directly(self, name: str, body: bytes) -> None:
         """An object that some other program put into the bucket."""
@@ -170,7 +218,7 @@ class LocalTier:
         store = connect(self._location, timeout_s=TIMEOUT_S, environ={})
         self._store = FailingStoreCalls(self._location, store)
         calls = GuardedCalls(str(self._location), timeout_s=TIMEOUT_S, slots=THREADS)
-        self.backend = ObjectStoreBackend(self._location, self._store, calls)
+        self.backend = Blocking(ObjectStoreBackend(self._location, self._store, calls))
 
     def fill(self) -> None:
         self._store.failure = "No space left on device (os error 28)"

@@ -48,3 +48,5 @@ async def test_close_is_idempotent_and_final(bus: Bus) -> None:
     assert not bus.is_connected
     with pytest.raises(Unavailable):
         await bus.publish("tc.tokens.gw", b"")
+    with pytest.raises(Unavailable):
+        bus.publish_now("tc.tokens.gw", b"")

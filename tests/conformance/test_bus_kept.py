@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared.bus.protocol import Bus, StreamLimits
-from shared.errors import PayloadTooLarge, Unavailable
-from tests.conformance.brokers import MAX_PAYLOAD, World, retried
+from shared.errors import Unavailable
+from tests.conformance.brokers import World, retried
 
 
 async def test_every_client_reads_what_was_kept(world: World, bus: Bus) -> None:
@@ -29,12 +29,6 @@ async def test_what_is_forgotten_is_gone(world: World, bus: Bus) -> None:
     assert await bus.kept("a.y.1") is None
     assert await bus.kept("b.x.1") == b"b.x.1"
     assert await bus.forget("*.x.>") == 1
-
-
-async def test_too_large_an_answer_is_not_kept(bus: Bus) -> None:
-    """It is refused before it is sent."""
-    with pytest.raises(PayloadTooLarge):
-        await bus.keep("a.x.1", b"x" * (MAX_PAYLOAD + 1))
 
 
 async def test_the_oldest_go_first(world: World) -> None:

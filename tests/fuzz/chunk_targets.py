@@ -9,7 +9,7 @@ import xxhash
 
 from services.storage import chunk_format
 from services.storage.backends import ChunkKey
-from services.storage.chunk_verification import verify_chunk
+from services.storage.chunk_reading import verify_chunk
 from services.storage.sparse import format as sparse_format
 from services.storage.sparse.verification import verify_copy
 from shared.errors import ConfigError, IntegrityError

@@ -46,17 +46,12 @@ async def real_server() -> AsyncIterator[RealServer]:
     with tempfile.TemporaryDirectory() as folder:
         disk = Path(folder) / "disk"
         disk.mkdir()
-        nats = NatsServer(Path(folder) / "nats")
-        nats.start()
-        try:
-            with listening() as heard:
-                async with running_cell(
-                    nats.url,
-                    MODEL_DIR,
-                    gateway_settings={"admin_key": ADMIN_KEY, "body_timeout_ms": 2_000},
-                    storage_settings={"disk_dir": (str(disk),), "disk_kv_bytes": 64 * 2**20},
-                ) as cell:
-                    host, _, port = cell.base_url.removeprefix("http://").rpartition(":")
-                    yield RealServer(cell, heard, host, int(port), hints_for(cell.model))
-        finally:
-            nats.stop()
+        with NatsServer(Path(folder) / "nats") as nats, listening() as heard:
+            async with running_cell(
+                nats.url,
+                MODEL_DIR,
+                gateway_settings={"admin_key": ADMIN_KEY, "body_timeout_ms": 2_000},
+                storage_settings={"disk_dir": (str(disk),), "disk_kv_bytes": 64 * 2**20},
+            ) as cell:
+                host, _, port = cell.base_url.removeprefix("http://").rpartition(":")
+                yield RealServer(cell, heard, host, int(port), hints_for(cell.model))

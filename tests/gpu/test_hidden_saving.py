@@ -12,12 +12,12 @@ import torch
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.projection import KvProjection
+from shared.hidden_forms import hidden_geometries
 from shared.messages.requests import SamplingParams
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.engine_driver import random_prompt
 from tests.run_name import shm_prefix
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
-from tests.unit.worker.restore.hidden_pages import hidden_forms
 from tests.unit.worker.restore.saved_hidden import Witness, assert_saved, hidden_lease
 
 pytestmark = [
@@ -49,7 +49,7 @@ def test_pages_hold_what_the_device_holds(runner: ModelRunner, checkpoint: Path)
     made = Driven(runner, Vocabulary.from_directory(checkpoint), projection=projection, hidden_submit=None)
     try:
         witness = Witness(runner)
-        for number, form in enumerate(hidden_forms(runner.geometry, projection.shape.hidden)):
+        for number, form in enumerate(hidden_geometries(runner.geometry, projection.shape.hidden)):
             _save_one(made, witness, number, form)
     finally:
         made.close()

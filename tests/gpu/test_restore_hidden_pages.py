@@ -16,13 +16,14 @@ from services.worker.restore.hidden_page_source import HiddenOfPages, HiddenPage
 from services.worker.restore.pinned_turns import PinnedTurns
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import PiecesRefused
+from shared.hidden_forms import hidden_geometries
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.engine_driver import page_tables, random_prompt
 from tests.run_name import shm_prefix
 from tests.unit.worker.driven_executor import Driven, admit, batch
-from tests.unit.worker.restore.hidden_pages import Computed, hidden_forms
+from tests.unit.worker.restore.hidden_pages import Computed
 from tests.unit.worker.restore.saved import kv_of
 
 pytestmark = [
@@ -60,7 +61,7 @@ def test_a_prompt_comes_back_by_every_form(family: str, dtype: str, tmp_path: Pa
     first, table = page_tables(runner, [TOKENS + 16, TOKENS + 16], seed=1)
     computed = Computed.of(runner, random_prompt(TOKENS + 8, seed=2), first, [128, 128])
     scale = computed.kv.float().abs().amax() * TOLERANCE[dtype]
-    for number, form in enumerate(hidden_forms(runner.geometry, projection.shape.hidden)):
+    for number, form in enumerate(hidden_geometries(runner.geometry, projection.shape.hidden)):
         name = f"s{number}"
         computed.write(driven.host_pool(PAGES, storage_id=name, geometry=form), range(PAGES))
         runner.pool.tensor[:, :, torch.from_numpy(table).long().cuda()] = float("nan")

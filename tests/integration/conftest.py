@@ -39,10 +39,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.fixture
 def second_broker(tmp_path: Path) -> Iterator[NatsServer]:
     """A broker that knows nothing of the first one's streams."""
-    server = NatsServer(tmp_path / "second-broker")
-    server.start()
-    yield server
-    server.stop()
+    with NatsServer(tmp_path / "second-broker") as server:
+        yield server
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ def decided_body(
     return body | {"prompt": reference.decided(draw, max_tokens, ignore_eos=True), "temperature": 0}
 
 
-def expected_tokens(reference: Reference, body: dict[str, Any]) -> list[int]:
-    """The answer's token ids."""
-    prompt, max_tokens = body["prompt"], body["max_tokens"]
-    if "seed" in body:
-        return reference.sampled(prompt, max_tokens, temperature=body["temperature"], seed=body["seed"])
-    return reference.greedy(prompt, max_tokens, ignore_eos=True)
-
-
 async def asked_until(
     client: httpx.AsyncClient, bodies: list[dict[str, Any]], is_over: asyncio.Event
 ) -> list[list[Answer]]:

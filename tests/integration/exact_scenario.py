@@ -11,8 +11,10 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.cold_runs import ColdRuns
 from tests.reference import Reference
 
-DEVICE_TOKENS = 512
+DEVICE_TOKENS = 320
 DOCUMENT_TOKENS = 140
+OUTGROWING_TOKENS = 140
+"""Answers of which any two are too long for the device."""
 SCHEDULER = {"max_batch_tokens": 48, "lease_tokens": 16, "max_running": 8, "policy": "lru"}
 """By recency the document leaves the device whatever came before; the default policy may keep it there for its use."""
 
@@ -120,8 +122,8 @@ async def _preempted(run: Scenario) -> None:
 
     Any two outgrow it, and all come in one request: of several, one could have its answer before the next has come.
     """
-    prompts = [await run.prompt([], 50, 220, ignore_eos=True) for _ in range(4)]
-    assert DEVICE_TOKENS < 2 * (50 + 220)
-    await run.ask_together(prompts, 220)
+    prompts = [await run.prompt([], 50, OUTGROWING_TOKENS, ignore_eos=True) for _ in range(4)]
+    assert DEVICE_TOKENS < 2 * (50 + OUTGROWING_TOKENS)
+    await run.ask_together(prompts, OUTGROWING_TOKENS)
     status = await run.cell.settle()
     assert status.counters.get("preemptions", 0) > 0

@@ -99,8 +99,9 @@ class Machines:
         return process
 
     async def start_centre(self, **scheduler: Any) -> None:
-        """Scheduler and gateway."""
-        await self.start("scheduler", "scheduler", host_writes="through", prefetch_wait="full", **scheduler)
+        """Scheduler and gateway. KV always comes back from disks: by speed, one on busy cores may lose to computing."""
+        fixed = {"host_writes": "through", "prefetch_wait": "full", "restoring": "kv"}
+        await self.start("scheduler", "scheduler", **fixed | scheduler)
         await self.start("gateway", "gateway", model=self.model, port=self.port)
 
     async def start_storage(self, node: Node) -> None:

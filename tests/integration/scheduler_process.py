@@ -15,7 +15,7 @@ from shared import subjects
 from shared.bus.protocol import Bus
 from shared.codec import Published, decode, encode
 from shared.errors import Unavailable
-from shared.messages.status import CellStatus, GetStatus
+from shared.messages.status import CellStatus, GetStatus, SnapshotTaken, TakeSnapshot
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
 from tests.scripted_cell import ScriptedCell
 
@@ -92,6 +92,18 @@ async def folded(bus: Bus, seq: int) -> CellStatus:
             except Unavailable:
                 pass  # It is still starting.
             await asyncio.sleep(0.05)
+
+
+async def snapshot_taken(bus: Bus) -> SnapshotTaken:
+    """Have a live scheduler take a snapshot, which it is asked for once it answers such calls."""
+    async with asyncio.timeout(60.0):
+        while True:
+            try:
+                return decode(
+                    await bus.call(subjects.rpc("scheduler", "snapshot"), encode(TakeSnapshot())), SnapshotTaken
+                )
+            except Unavailable:
+                await asyncio.sleep(0.05)
 
 
 async def append(bus: Bus, cell: ScriptedCell, begin: int, end: int) -> int:

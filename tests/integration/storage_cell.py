@@ -23,7 +23,7 @@ from shared import subjects
 from shared.bus.protocol import Bus, StreamLimits
 from shared.chunks import chunk_names, chunk_pages, chunk_tokens
 from shared.codec import Input, decode, decode_input, encode
-from shared.errors import CapacityError, TransportError
+from shared.errors import CapacityError, TransportError, Unavailable
 from shared.ids import DIGEST_BYTES, chain_pages, chain_root, namespace_digest
 from shared.lifecycle import Lifecycle
 from shared.memory import DevicePoolView, HostPoolView, SharedSegment
@@ -50,6 +50,7 @@ from shared.messages.storage_plans import (
 )
 from tests.memory_backend import MemoryBackend
 from tests.memory_bus import MemoryBroker
+from tests.one_directory import OneDirectory
 from tests.remote_calls import RemoteCalls
 
 E = TypeVar("E", bound=Message)
@@ -89,12 +90,13 @@ class Sequence:
         return self.identities[page * DIGEST_BYTES : (page + 1) * DIGEST_BYTES]
 
 
-class GatedBackend(RemoteCalls):
+class GatedBackend(RemoteCalls, OneDirectory):
     """A tier whose puts and gets wait for gates, and fail as told."""
 
     name = "gated"
 
     def __init__(self, inner: ChunkBackend) -> None:
+        super().__init__()
         self.inner = inner
         self.put_gate, self.get_gate = threading.Event(), threading.Event()
         self.put_gate.set()
@@ -155,6 +157,7 @@ class StorageCell:
         self._ids = 0
         self.seen: list[Input] = []
         self._passed: list[Input] = []  # Seen on the way to an event of another kind.
+        self.may_lose_its_broker = False
         self.is_member = True  # What the scheduler says when it is asked.
         self.asked_for_standing = 0
 
@@ -173,7 +176,22 @@ class StorageCell:
         plan = StoragePlan(
             storage_id="s0", incarnation=self.joined.incarnation, number=self.ordered, epoch=1, cause=1, order=order
         )
-        await self.bus.publish(subjects.storage_output("s0"), encode(plan))
+        if self.may_lose_its_broker:
+            await self._store(plan)
+        else:
+            await self.bus.publish(subjects.storage_output("s0"), encode(plan))
+
+    async def _store(self, plan: StoragePlan) -> None:
+        """Have the broker keep it, as soon as that is back: what is only published is lost on connections that died."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    await self.bus.append(
+                        subjects.storage_output("s0"), encode(plan), message_id=f"{plan.incarnation}.{plan.number}"
+                    )
+                    return
+                except Unavailable:
+                    await asyncio.sleep(0.1)
 
     async def event(self, kind: type[E]) -> E:
         """The first event of this kind that has not been returned yet; events of two kinds may come in any order."""
@@ -287,6 +305,12 @@ class StorageCell:
                     counters.get(f"{kind}_outstanding") for kind in kinds
                 ):
                     return counters
+                await asyncio.sleep(0.01)
+
+    async def uploaded(self, count: int) -> None:
+        """Wait until so many chunks are in the object store."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await self.inventory()).counters["chunks_uploaded"] < count:
                 await asyncio.sleep(0.01)
 
     def begin_incarnation(self) -> None:

@@ -125,11 +125,18 @@ async def post(cell: Cell, path: str, **body: Any) -> httpx.Response:
 
 async def test_adapters_come_and_go_under_load(models: Models, nats_server: NatsServer, tmp_path: Path) -> None:
     """Requests that began before an adapter was unloaded get all their tokens; those that come behind get 404. Another
-    adapter under the same name finds nothing of the first. Everybody else is served meanwhile.
+    adapter under the same name finds nothing of the first. Everybody else is served meanwhile. Files that PEFT could
+    mean otherwise, a rank above the bound, and files that would change under the workers are refused.
     """
     long, tokens = models.question(BASE), 200
+    dora = make_adapter(models.checkpoint, tmp_path / "dora", use_dora=True)
+    wide = make_adapter(models.checkpoint, tmp_path / "wide", rank=16)
     async with running_cell(
-        nats_server.url, models.checkpoint, workers=2, gateway_settings={"admin_key": ADMIN_KEY}
+        nats_server.url,
+        models.checkpoint,
+        workers=2,
+        worker_settings={"max_adapter_rank": 8},
+        gateway_settings={"admin_key": ADMIN_KEY},
     ) as cell:
         unknown = await cell.http.post("/v1/completions", json={"model": "tuned", "prompt": [9], "max_tokens": 1})
         assert unknown.status_code == httpx.codes.NOT_FOUND
@@ -162,19 +169,6 @@ async def test_adapters_come_and_go_under_load(models: Models, nats_server: Nats
         assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert (await beside)["choices"][0]["token_ids"][:ANSWER_TOKENS] == models.answer(BASE, long)
 
-
-async def test_what_cannot_be_served_is_refused_and_leaves_nothing(
-    models: Models, nats_server: NatsServer, tmp_path: Path
-) -> None:
-    """Files that PEFT could mean otherwise, a rank above the bound, and files that change under a worker."""
-    dora = make_adapter(models.checkpoint, tmp_path / "dora", use_dora=True)
-    wide = make_adapter(models.checkpoint, tmp_path / "wide", rank=16)
-    async with running_cell(
-        nats_server.url,
-        models.checkpoint,
-        worker_settings={"max_adapter_rank": 8},
-        gateway_settings={"admin_key": ADMIN_KEY},
-    ) as cell:
         refused = await post(cell, "/v1/load_lora_adapter", lora_name="x", lora_path=str(dora))
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "adapter_refused")
         assert "use_dora is not served" in refused.json()["error"]["message"]
@@ -184,22 +178,22 @@ async def test_what_cannot_be_served_is_refused_and_leaves_nothing(
         refused = await post(cell, "/v1/load_lora_adapter", lora_name="x", lora_path=str(wide), load_inplace=True)
 
         assert refused.status_code == httpx.codes.BAD_REQUEST
-        await ask_x(cell, models)
-
-
-async def ask_x(cell: Cell, models: Models) -> None:
-    """What was there before an order that failed is there again."""
-    prompt = models.question(ONE)
-    answer = await cell.complete(prompt, ANSWER_TOKENS, model="x", ignore_eos=True)
-    assert answer["choices"][0]["token_ids"] == models.answer(ONE, prompt)
+        # What was there before an order that failed is there again.
+        answer = await cell.complete(prompt, ANSWER_TOKENS, model="x", ignore_eos=True)
+        assert answer["choices"][0]["token_ids"] == models.answer(ONE, prompt)
 
 
 async def test_tenants_share_an_adapter_and_no_kv(models: Models, nats_server: NatsServer, tmp_path: Path) -> None:
-    """Two tenants and two models make four namespaces: each caller finds what it left itself."""
+    """Two tenants and two models make four namespaces: each caller finds what it left itself. OpenAI's client asks by
+    name, and every API says whose answer it is.
+    """
     tenants = {name: Tenant(salt=f"salt-of-tenant-{name}-0", keys=(key_hash(f"key-{name}".encode()),)) for name in "ab"}
     write_tenants(tmp_path / "tenants.toml", tenants)
     settings = {"adapter": models.flags, "tenants": str(tmp_path / "tenants.toml")}
-    async with running_cell(nats_server.url, models.checkpoint, gateway_settings=settings) as cell:
+    async with (
+        running_cell(nats_server.url, models.checkpoint, gateway_settings=settings) as cell,
+        AsyncOpenAI(base_url=f"{cell.base_url}/v1", api_key="key-a", max_retries=0) as client,
+    ):
         prompts = {name: models.question(name) for name in (BASE, ONE)}
         cached = []
         for _ in range(2):
@@ -209,14 +203,6 @@ async def test_tenants_share_an_adapter_and_no_kv(models: Models, nats_server: N
                 cached += [details.get("cached_tokens", 0) for details in found]
 
         assert cached == [0] * 4 + [208] * 4
-
-
-async def test_chats_stream_from_an_adapter(models: Models, nats_server: NatsServer) -> None:
-    """OpenAI's client asks by name, and every API says whose answer it is."""
-    async with (
-        running_cell(nats_server.url, models.checkpoint, gateway_settings={"adapter": models.flags}) as cell,
-        AsyncOpenAI(base_url=f"{cell.base_url}/v1", api_key="none", max_retries=0) as client,
-    ):
         messages: Any = [{"role": "user", "content": "the sea"}]
         stream = await client.chat.completions.create(
             model=ONE, messages=messages, max_tokens=8, temperature=0, stream=True

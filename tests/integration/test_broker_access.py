@@ -64,9 +64,8 @@ class Secured:
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Secured]:
     made = Secured(tmp_path)
-    made.server.start()
-    yield made
-    made.server.stop()
+    with made.server:
+        yield made
 
 
 async def appended(settings: BrokerSettings) -> int:
@@ -93,8 +92,8 @@ async def test_what_will_never_work_is_said_at_once(secured: Secured, tmp_path: 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"nats_ca": str(stranger.ca)}, "not trusted.*--nats-ca"),
         ({"nats_server_name": "elsewhere"}, "not trusted.*elsewhere"),
-        ({"nats_password_file": str(wrong)}, "does not accept who we say we are"),
-        ({"nats_user": "", "nats_password_file": ""}, "does not accept who we say we are"),
+        ({"nats_password_file": str(wrong)}, "does not accept our credentials"),
+        ({"nats_user": "", "nats_password_file": ""}, "does not accept our credentials"),
         ({"nats_ca": str(tmp_path / "none.pem")}, "--nats-ca .*none.pem"),
         ({"nats_least_payload_bytes": 2 * 2**20}, "max_payload is 1048576 bytes, but --nats-least-payload-bytes"),
     ]
@@ -118,13 +117,10 @@ async def test_a_broker_may_ask_for_our_certificate(tmp_path: Path) -> None:
     """Without one we are refused with a word about TLS, with one of its authority we are in."""
     secured = Secured(tmp_path, verify=True)
     certificate, key = secured.authority.issue("client")
-    secured.server.start()
-    try:
+    with secured.server:
         with pytest.raises(ConfigError, match=r"agree on TLS.*--nats-cert"):
             await connect_with(secured.settings(), "test")
         stored = await appended(secured.settings(nats_cert=str(certificate), nats_key=str(key)))
-    finally:
-        secured.server.stop()
 
     assert stored == 1
 
@@ -140,18 +136,14 @@ async def test_tokens_and_passwords_come_from_files_and_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token in a file or a variable; a URL's password is used for every server, and no message shows it."""
-    server = NatsServer(tmp_path, config='authorization { token: "s3cret" }')
-    server.start()
     token = tmp_path / "token"
     token.write_text("s3cret\n")
-    try:
+    with NatsServer(tmp_path, config='authorization { token: "s3cret" }') as server:
         from_file = await appended(BrokerSettings(nats=(server.url,), nats_token_file=str(token)))
         monkeypatch.setenv("THERMOCLINE_NATS_TOKEN", "s3cret")
         from_variable = await appended(BrokerSettings(nats=(server.url,)))
         monkeypatch.delenv("THERMOCLINE_NATS_TOKEN")
         from_url = await appended(BrokerSettings(nats=(f"nats://s3cret@127.0.0.1:{server.port}",)))
-    finally:
-        server.stop()
     with pytest.raises(Unavailable) as caught:
         await connect([f"nats://user:s3cret@127.0.0.1:{server.port}"], "test", timeout_s=0.3)
 
@@ -193,15 +185,12 @@ async def test_rotated_credentials_are_used_from_the_next_connection_on(secured:
 async def test_a_subject_that_we_may_not_use_is_said_by_name(tmp_path: Path) -> None:
     """To subscribe is refused for good; to append fails at once and may work later, as permissions may change."""
     permissions = 'publish: ["tc.heartbeat.>", "$JS.API.>", "_INBOX.>"], subscribe: ["tc.tokens.>", "_INBOX.>"]'
-    server = NatsServer(
-        tmp_path, config=f"authorization {{ users: [ {{ user: u, password: p, permissions: {{ {permissions} }} }} ] }}"
-    )
-    server.start()
-    bus = await connect([f"nats://u:p@127.0.0.1:{server.port}"], "test")
 
     async def nothing(delivery: Delivery) -> None: ...
 
-    try:
+    users = f"{{ user: u, password: p, permissions: {{ {permissions} }} }}"
+    with NatsServer(tmp_path, config=f"authorization {{ users: [ {users} ] }}") as server:
+        bus = await connect([f"nats://u:p@127.0.0.1:{server.port}"], "test")
         await bus.ensure_streams(LIMITS)
         await bus.subscribe("tc.tokens.gw", nothing)
         with pytest.raises(ConfigError, match=r"does not let us subscribe to tc\.out\.worker\.W1"):
@@ -209,9 +198,7 @@ async def test_a_subject_that_we_may_not_use_is_said_by_name(tmp_path: Path) -> 
         async with asyncio.timeout(5.0):
             with pytest.raises(Unavailable, match=r"does not let us publish to tc\.in\.worker\.W1"):
                 await bus.append("tc.in.worker.W1", b"", timeout_s=600.0)
-    finally:
         await bus.close()
-        server.stop()
 
 
 async def test_the_permissions_of_the_manual_are_enough(tmp_path: Path) -> None:
@@ -220,10 +207,9 @@ async def test_the_permissions_of_the_manual_are_enough(tmp_path: Path) -> None:
     sentence = manual.split("One user for all processes may use ")[1].split(";")[0]
     allowed = ", ".join(f'"{subject}"' for subject in re.findall(r"`([^`]+)`", sentence))
     permissions = f"permissions: {{ publish: [{allowed}], subscribe: [{allowed}] }}"
-    server = NatsServer(tmp_path, config=f"authorization {{ users: [ {{ user: u, password: p, {permissions} }} ] }}")
-    server.start()
-    bus = await connect([f"nats://u:p@127.0.0.1:{server.port}"], "test")
-    with capture_logs() as logged:
+    config = f"authorization {{ users: [ {{ user: u, password: p, {permissions} }} ] }}"
+    with NatsServer(tmp_path, config=config) as server, capture_logs() as logged:
+        bus = await connect([f"nats://u:p@127.0.0.1:{server.port}"], "test")
         await bus.ensure_streams(LIMITS)
         await bus.serve(subjects.rpc("worker", "echo", "w"), _echo)
         answer = await bus.call(subjects.rpc("worker", "echo", "w"), b"hello")
@@ -234,7 +220,6 @@ async def test_the_permissions_of_the_manual_are_enough(tmp_path: Path) -> None:
         revision = await bus.write_record("scheduler", b"mine", revision=0)
         lead = await bus.read_record("scheduler")
         await bus.close()
-    server.stop()
 
     assert (answer, stored, read, found) == (b"hello", 1, [b"stored"], b"x" * 300_000)
     assert lead is not None
@@ -278,17 +263,13 @@ def _part(data: bytes) -> str:
 async def test_an_nkey_alone_lets_us_in(tmp_path: Path) -> None:
     """The server knows the public key; the file holds the seed, which signs a nonce. Another seed is refused."""
     user, stranger = Signer("user"), Signer("user")
-    server = NatsServer(tmp_path, config=f"authorization {{ users: [ {{ nkey: {user.public} }} ] }}")
-    server.start()
     seeds = [tmp_path / "user.nk", tmp_path / "stranger.nk"]
     for path, signer in zip(seeds, (user, stranger), strict=True):
         path.write_text(signer.seed + "\n")
-    try:
+    with NatsServer(tmp_path, config=f"authorization {{ users: [ {{ nkey: {user.public} }} ] }}") as server:
         stored = await appended(BrokerSettings(nats=(server.url,), nats_credentials=str(seeds[0])))
         with pytest.raises(ConfigError, match="--nats-credentials"):
             await appended(BrokerSettings(nats=(server.url,), nats_credentials=str(seeds[1])))
-    finally:
-        server.stop()
 
     assert stored == 1
 
@@ -307,17 +288,14 @@ async def test_a_creds_file_lets_us_in(tmp_path: Path) -> None:
         config=f"operator: {operator_jwt}\nsystem_account: {system.public}\n"
         f"resolver: MEMORY\nresolver_preload: {{ {accounts} }}",
     )
-    server.start()
     user_jwt = account.vouch(user.public, {"subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2})
     creds = tmp_path / "user.creds"
     creds.write_text(
         f"-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
     )
-    try:
+    with server:
         stored = await appended(BrokerSettings(nats=(server.url,), nats_credentials=str(creds)))
-    finally:
-        server.stop()
 
     assert stored == 1
 
@@ -334,6 +312,6 @@ async def test_a_process_that_is_refused_ends_with_2_and_says_why(secured: Secur
             *command, stderr=asyncio.subprocess.STDOUT, stdout=asyncio.subprocess.PIPE, env=os.environ
         )
         output, _ = await asyncio.wait_for(process.communicate(), 60)
-        told.append((process.returncode, "does not accept who we say we are" in output.decode()))
+        told.append((process.returncode, "does not accept our credentials" in output.decode()))
 
     assert told == [(2, True), (2, True)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared import subjects
+from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.nats_bus import NatsBus, connect
 from shared.bus.protocol import Bus, StreamLimits
 from shared.errors import ConfigError, Unavailable
@@ -176,6 +178,37 @@ async def objects_and_calls_survive(cluster: NatsCluster, bus: Bus) -> None:
     await other.close()
 
 
+async def reads_are_whole_while_a_server_catches_up(cluster: NatsCluster, bus: Bus) -> None:
+    """A server comes back with an empty disk. What it has of a stream at that moment is not the stream's end, nor are
+    the snapshots that it has all that there are: a scheduler that starts would begin anew.
+    """
+    names = [f"core-{number:020d}" for number in range(1, 4)]
+    for name in names:
+        await bus.put_object(name, bytes(6 * 2**20))
+    await append_numbers(bus, 1, 20)
+    leaders = {cluster.metadata_leader().name, cluster.leader_of(BUCKET_STREAM).name}
+    lost = next(server for server in cluster.servers if server.name not in leaders)
+    await asyncio.to_thread(lost.kill)
+    shutil.rmtree(lost.store)
+    await asyncio.to_thread(lost.start)
+
+    reads, found = 0, set[tuple[int, int]]()
+    while reads < 20 or not await asyncio.to_thread(_is_current, cluster, lost.name):
+        objects = await retried(bus.list_objects)
+        inputs = await retried(functools.partial(read, bus, subjects.INPUTS_STREAM))
+        found.add((len(objects), len(inputs)))
+        reads += 1
+
+    assert found == {(3, 20)}
+
+
+def _is_current(cluster: NatsCluster, name: str) -> bool:
+    """Whether the leader of the snapshots' stream says that a server has all of it."""
+    told = next((stream for _, stream in cluster.led_streams() if stream["name"] == BUCKET_STREAM), None)
+    replicas = told["cluster"].get("replicas", []) if told else []
+    return any(each["name"] == name and each["current"] and not each.get("lag") for each in replicas)
+
+
 LOSSES: dict[str, Loss] = {
     **{
         f"the server lost is {victim}": functools.partial(whatever_is_lost, victim)
@@ -183,6 +216,7 @@ LOSSES: dict[str, Loss] = {
     },
     "outputs, whose leader is lost": outputs_are_stored,
     "objects and calls": objects_and_calls_survive,
+    "reads, while a server catches up": reads_are_whole_while_a_server_catches_up,
 }
 
 

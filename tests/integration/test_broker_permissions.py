@@ -43,24 +43,20 @@ def url(server: NatsServer, user: str) -> str:
 
 def served_with(folder: Path, users: tuple[User, ...]) -> NatsServer:
     passwords = {user.name: quoted(user.name[::-1]) for user in users}
-    server = NatsServer(folder, config=authorization_text(users, passwords))
-    server.start()
-    return server
+    return NatsServer(folder, config=authorization_text(users, passwords))
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
-    made = served_with(tmp_path, USERS)
-    yield made
-    made.stop()
+    with served_with(tmp_path, USERS) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """A server for tests in which nothing is to happen."""
-    made = served_with(tmp_path_factory.mktemp("refusing"), USERS)
-    yield made
-    made.stop()
+    with served_with(tmp_path_factory.mktemp("refusing"), USERS) as made:
+        yield made
 
 
 @asynccontextmanager
@@ -264,16 +260,12 @@ async def test_a_scheduler_starts_without_leave_to_keep_answers(tmp_path: Path) 
         )
         for user in USERS
     )
-    server = served_with(tmp_path, users)
-    try:
-        with capture_logs() as logged:
-            async with connected(server, "scheduler", "gateway") as (scheduler, gateway):
-                await scheduler.ensure_streams(LIMITS)
-                await scheduler.append(subjects.cell_input(), b"ticked")
-                with pytest.raises(Unavailable):
-                    await gateway.keep("a.b.c", b"kept", timeout_s=0.2)
-    finally:
-        server.stop()
+    with served_with(tmp_path, users) as server, capture_logs() as logged:
+        async with connected(server, "scheduler", "gateway") as (scheduler, gateway):
+            await scheduler.ensure_streams(LIMITS)
+            await scheduler.append(subjects.cell_input(), b"ticked")
+            with pytest.raises(Unavailable):
+                await gateway.keep("a.b.c", b"kept", timeout_s=0.2)
 
     assert "answers_are_not_kept" in [entry["event"] for entry in logged]
 
@@ -446,8 +438,7 @@ async def test_an_answer_goes_where_the_call_came_from_and_only_once(server: Nat
 
 async def test_one_user_for_all_workers_tells_kinds_apart(tmp_path: Path) -> None:
     """Where workers draw their names: any of them may be any worker, but none may be a gateway."""
-    server = served_with(tmp_path, cell_users(["*"], ["*"]))
-    try:
+    with served_with(tmp_path, cell_users(["*"], ["*"])) as server:
         async with connected(server, "scheduler", "worker") as (scheduler, worker):
             await scheduler.ensure_streams(LIMITS)
             await worker.subscribe(subjects.worker_output("worker-drawn"), ignore)
@@ -457,8 +448,6 @@ async def test_one_user_for_all_workers_tells_kinds_apart(tmp_path: Path) -> Non
                 await worker.subscribe(subjects.gateway_output(GATEWAY), ignore)
             with pytest.raises(Unavailable, match="does not let us publish"):
                 await worker.append(subjects.request_input(GATEWAY), b"forged")
-    finally:
-        server.stop()
 
     assert plans == []
 
@@ -467,14 +456,10 @@ async def test_the_users_take_the_place_of_a_single_one(tmp_path: Path) -> None:
     """A configuration that has one user for everybody and then includes ours knows only ours."""
     passwords = {user.name: quoted(user.name[::-1]) for user in USERS}
     single = "authorization { user: thermocline, password: everybody }\n"
-    server = NatsServer(tmp_path, config=single + authorization_text(USERS, passwords))
-    server.start()
-    try:
+    with NatsServer(tmp_path, config=single + authorization_text(USERS, passwords)) as server:
         async with connected(server, "operator"):
-            with pytest.raises(ConfigError, match="does not accept who we say we are"):
+            with pytest.raises(ConfigError, match="does not accept our credentials"):
                 await connect([server.url.replace("://", "://thermocline:everybody@")], "test")
-    finally:
-        server.stop()
 
 
 def denied(logged: Any) -> list[Any]:

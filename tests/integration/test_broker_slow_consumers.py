@@ -29,10 +29,8 @@ MESSAGES = 200
 @pytest.fixture
 def strict_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A server that cuts off whoever lets two megabytes pile up."""
-    server = NatsServer(tmp_path, config='max_pending: 2MB\nwrite_deadline: "2s"')
-    server.start()
-    yield server
-    server.stop()
+    with NatsServer(tmp_path, config='max_pending: 2MB\nwrite_deadline: "2s"') as server:
+        yield server
 
 
 class Stalled:

@@ -20,14 +20,15 @@ from services.worker import bubble
 from services.worker.kv.layer_gate import LayerGate
 from shared import metrics
 from tests.cell import Cell, running_cell
-from tests.checkpoints import MAX_POSITIONS, VOCAB_SIZE, make_checkpoint, save_checkpoint
+from tests.checkpoints import MAX_POSITIONS, VOCAB_SIZE, save_checkpoint
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
 pytestmark = pytest.mark.integration
 
 PAGE_SIZE = 16
-BURST = 32
+BURST = 12
 ANSWER = 8
 DOCUMENT_TOKENS = 1984
 QUESTION_TOKENS = 24
@@ -52,10 +53,9 @@ async def counted(cell: Cell, name: str) -> int:
     return (await cell.inventory()).counters.get(name, 0)
 
 
-async def test_a_burst_on_a_new_document_computes_it_once(tmp_path: Path, nats_server: NatsServer) -> None:
-    """32 requests at once over 2k tokens that nobody has asked about: one computes them, the others wait for it."""
-    model = make_checkpoint("llama", tmp_path / "llama")
-    reference = Reference(model)
+async def test_a_burst_on_a_new_document_computes_it_once(checkpoints: Checkpoints, nats_server: NatsServer) -> None:
+    """Requests at once over 2k tokens that nobody has asked about: one computes them, the others wait for it."""
+    model, reference = checkpoints["llama"]
     rng = random.Random(32)
     document = draw(rng, DOCUMENT_TOKENS)
     prompts = [reference.decided(lambda: document + draw(rng, QUESTION_TOKENS), ANSWER) for _ in range(BURST)]

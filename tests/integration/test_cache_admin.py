@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -29,11 +29,11 @@ async def call(cell: Cell, method: str, path: str, body: object = None) -> dict[
     return answer
 
 
-async def test_operators_see_keep_warm_and_empty_the_cache(tmp_path: Path, nats_server: NatsServer) -> None:
+async def test_operators_see_keep_warm_and_empty_the_cache(checkpoints: Checkpoints, nats_server: NatsServer) -> None:
     """A pin survives what a flush drops elsewhere, a prewarmed prompt is hit, and callers' keys open none of it."""
     chance = random.Random(6)
     document, question, warmed = ([chance.randrange(8, VOCAB_SIZE) for _ in range(n)] for n in (128, 8, 64))
-    model = make_checkpoint("llama", tmp_path / "llama")
+    model, _ = checkpoints["llama"]
     async with running_cell(
         nats_server.url,
         model,

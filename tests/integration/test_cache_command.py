@@ -15,8 +15,9 @@ import pytest
 from shared.ids import chain_pages, chain_root
 from shared.messages.base import pack_int32
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
 from tests.idle import hears_of_chunks
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 from thermocline.cache.__main__ import main
 from thermocline.supervisor.ports import free_port
@@ -78,10 +79,9 @@ class Operated:
 
 @asynccontextmanager
 async def operated(
-    url: str, folder: Path, capsys: pytest.CaptureFixture[str], *, disk: Path | None = None
+    url: str, model: Path, capsys: pytest.CaptureFixture[str], *, disk: Path | None = None
 ) -> AsyncIterator[Operated]:
     """A cell whose pools are small enough to be churned; ``disk`` is the directory of its disk tier."""
-    model = make_checkpoint("llama", folder / "llama")
     async with running_cell(
         url,
         model,
@@ -98,10 +98,14 @@ async def operated(
 
 @pytest.mark.integration
 async def test_a_pinned_prefix_outlives_a_churn_and_an_unpinned_one_does_not(
-    tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+    checkpoints: Checkpoints, tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pinned over NATS by its tokens, it is a host hit after everything else has gone; unpinned, it goes too."""
-    async with operated(nats_server.url, tmp_path, capsys) as run:
+    """Pinned over NATS by its tokens, it is a host hit after everything else has gone; unpinned, it goes too. A text is
+    pinned through the gateway, which tokenises it; without the admin key it refuses, and a prefix below a page is
+    refused with the reason.
+    """
+    text = "the tide rises and the cold water sinks " * 4
+    async with operated(nats_server.url, checkpoints["llama"][0], capsys) as run:
         document = run.tokens(DOCUMENT_TOKENS)
         file = tmp_path / "document.json"
         file.write_text(json.dumps(document))
@@ -116,6 +120,18 @@ async def test_a_pinned_prefix_outlives_a_churn_and_an_unpinned_one_does_not(
         await run.churn()
         gone = await run.ask([*document, 11, 11])
         again = await run.run("unpin", "document")
+        again_error = run.error
+
+        base = ("--url", run.cell.base_url)
+        key = ("--admin-key", ADMIN_KEY)
+        answer = await run.cell.http.post("/v1/completions", json={"prompt": text, "max_tokens": 2, "temperature": 0})
+        await run.cell.settle()
+        closed = await run.run("pin", "--prompt", text, *base)
+        closed_error = run.error
+        pinned_text = await run.json("pin", "--prompt", text, *base, *key, "--name", "tide")
+        short = await run.run("pin", "--prompt", "a", *base, *key)
+        short_error = run.error
+        unpinned_text = await run.json("unpin", "tide", *base, *key)
 
     assert (pin["name"], pin["tokens"]) == ("document", DOCUMENT_TOKENS)
     assert pinned["host_tokens"] == DOCUMENT_TOKENS
@@ -124,76 +140,53 @@ async def test_a_pinned_prefix_outlives_a_churn_and_an_unpinned_one_does_not(
     assert unpinned[0] == 0
     assert gone["cached_tokens"] == 0
     assert again[0] == 1
-    assert "there is no pin 'document'" in run.error
-
-
-@pytest.mark.integration
-async def test_a_text_is_pinned_through_the_gateway(
-    tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Which tokenises it; without the admin key it refuses, and a prefix below a page is refused with the reason."""
-    text = "the tide rises and the cold water sinks " * 4
-    async with operated(nats_server.url, tmp_path, capsys) as run:
-        base = ("--url", run.cell.base_url)
-        key = ("--admin-key", ADMIN_KEY)
-        answer = await run.cell.http.post("/v1/completions", json={"prompt": text, "max_tokens": 2, "temperature": 0})
-        await run.cell.settle()
-        closed = await run.run("pin", "--prompt", text, *base)
-        closed_error = run.error
-        pin = await run.json("pin", "--prompt", text, *base, *key, "--name", "tide")
-        short = await run.run("pin", "--prompt", "a", *base, *key)
-        short_error = run.error
-        unpinned = await run.json("unpin", "tide", *base, *key)
-
-    assert pin["tokens"] == answer.json()["usage"]["prompt_tokens"]
+    assert "there is no pin 'document'" in again_error
+    assert pinned_text["tokens"] == answer.json()["usage"]["prompt_tokens"]
     assert (closed[0], short[0]) == (1, 1)
     assert "admin key is required" in closed_error
     assert "shorter than one page" in short_error
-    assert unpinned == {"name": "tide", "deleted": True}
+    assert unpinned_text == {"name": "tide", "deleted": True}
 
 
-@pytest.mark.integration
-async def test_what_was_prewarmed_is_a_hit_of_the_next_request(
-    tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each prompt under its own salt; a file with a malformed line sends nothing."""
-    async with operated(nats_server.url, tmp_path, capsys) as run:
-        one, other = run.tokens(100), run.tokens(100)
-        file = tmp_path / "prompts.jsonl"
-        lines = [json.dumps({"tokens": one}), "", json.dumps({"tokens": other, "cache_salt": "tenant"})]
-        file.write_text("\n".join([*lines, "{"]))
-        base = ("--url", run.cell.base_url)
-        malformed = await run.run("prewarm", str(file), *base, over_nats=False)
-        malformed_error = run.error
-        cold = await run.json("stat")
-        file.write_text("\n".join([*lines, json.dumps({"messages": [{"role": "user", "content": "hello"}]})]))
-        report = await run.json("prewarm", str(file), *base, over_nats=False)
-        await run.cell.settle()
-        hits = [await run.ask(one), await run.ask(other, cache_salt="tenant"), await run.ask(other)]
-        file.write_text(json.dumps({"tokens": run.tokens(3000)}))
-        too_long = await run.run("prewarm", str(file), *base, over_nats=False)
+async def prewarmed(run: Operated, file: Path) -> None:
+    """What was prewarmed is a hit of the next request, each prompt under its own salt; a file with a malformed line
+    sends nothing.
+    """
+    one, other = run.tokens(100), run.tokens(100)
+    lines = [json.dumps({"tokens": one}), "", json.dumps({"tokens": other, "cache_salt": "tenant"})]
+    file.write_text("\n".join([*lines, "{"]))
+    base = ("--url", run.cell.base_url)
+    assert (await run.run("prewarm", str(file), *base, over_nats=False))[0] == 2
+    assert "line 4" in run.error
+    assert (await run.json("stat"))["nodes"] == 0
 
-    assert malformed[0] == 2
-    assert "line 4" in malformed_error
-    assert cold["nodes"] == 0
+    file.write_text("\n".join([*lines, json.dumps({"messages": [{"role": "user", "content": "hello"}]})]))
+    report = await run.json("prewarm", str(file), *base, over_nats=False)
+    await run.cell.settle()
     assert report["failed"] == 0
     assert [(p["line"], p["prompt_tokens"]) for p in report["prompts"][:2]] == [(1, 100), (3, 100)]
+    hits = [await run.ask(one), await run.ask(other, cache_salt="tenant"), await run.ask(other)]
     assert [hit["device_tokens"] for hit in hits] == [96, 96, 0]
-    assert too_long[0] == 1
-    assert "line 1 failed" in too_long[1]
+
+    file.write_text(json.dumps({"tokens": run.tokens(3000)}))
+    code, told = await run.run("prewarm", str(file), *base, over_nats=False)
+    assert code == 1
+    assert "line 1 failed" in told
 
 
 @pytest.mark.integration
-async def test_the_tree_is_listed_and_emptied(
-    tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+async def test_what_was_prewarmed_is_hit_and_the_tree_is_listed_and_emptied(
+    checkpoints: Checkpoints, tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fork has two children; what was cached is hit before the flush and computed again after it."""
-    async with operated(nats_server.url, tmp_path, capsys) as run:
+    async with operated(nats_server.url, checkpoints["llama"][0], capsys) as run:
+        await prewarmed(run, tmp_path / "prompts.jsonl")
+        await run.json("flush")
         trunk = run.tokens(96)
         for branch in (9, 10):
             await run.ask([*trunk, *[branch] * 40])
         hit = await run.ask([*trunk, 11])
-        listed = await run.json("ls", "--model", str(tmp_path / "llama"))
+        listed = await run.json("ls", "--model", str(checkpoints["llama"][0]))
         shown = await run.run("ls")
         cut = await run.run("ls", "--limit", "1")
         own = await run.json("ls", "--namespace", listed["nodes"][0]["namespace"])
@@ -225,12 +218,12 @@ async def test_the_tree_is_listed_and_emptied(
 
 @pytest.mark.integration
 async def test_a_disk_is_checked_and_emptied(
-    tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+    checkpoints: Checkpoints, tmp_path: Path, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A chunk whose bytes were changed is found, never served, and computed again; a flush leaves no chunk."""
     disk = tmp_path / "chunks"
     disk.mkdir()
-    async with operated(nats_server.url, tmp_path, capsys, disk=disk) as run:
+    async with operated(nats_server.url, checkpoints["llama"][0], capsys, disk=disk) as run:
         document = run.tokens(DOCUMENT_TOKENS)
         await run.ask([*document, 9])
         await run.saved(3)

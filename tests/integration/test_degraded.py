@@ -173,23 +173,20 @@ async def test_a_store_that_answers_is_told_of_no_longer(cell: RunningCell, stor
 @pytest.mark.parametrize(
     ("module", "flags", "reason"),
     [
-        ("thermocline.supervisor", ("--disk-dir", "{tmp}/file"), "is not a directory"),
         (
             "thermocline.supervisor",
             ("--disk-dir", "{tmp}/disk", "--disk-kv-bytes", "900000TiB"),
             "--disk-kv-bytes is 900000.0 TiB, and the file",
         ),
-        ("thermocline.supervisor", ("--disk-kv-bytes", "1GiB"), "--disk-kv-bytes is of no use without --disk-dir"),
-        ("thermocline.supervisor", ("--remote", "ftp://somewhere"), "--remote begins with ftp, which is none of s3://"),
-        # The rules are the same ones; of a storage alone, one of a setting and one that looks at the disk.
         ("services.storage", ("--disk-dir", "{tmp}/file"), "is not a directory"),
-        ("services.storage", ("--remote", "ftp://somewhere"), "--remote begins with ftp, which is none of s3://"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_anything_starts(
     tmp_path: Path, module: str, flags: tuple[str, ...], reason: str
 ) -> None:
-    """Exit code 2 with the reason, of the whole cell and of a storage alone."""
+    """Exit code 2 with the reason, of the whole cell and of a storage alone. The rules are those of
+    ``tests/unit/storage/test_disk_check.py``.
+    """
     (tmp_path / "file").touch()
     (tmp_path / "disk").mkdir()
     given = [flag.format(tmp=tmp_path) for flag in flags]

@@ -16,7 +16,7 @@ import pytest
 
 from services.storage.backends.disk import DiskBackend
 from services.storage.backends.disk_directory import LOCK_FILE
-from services.storage.chunk_verification import verify_chunk
+from services.storage.chunk_reading import verify_chunk
 from tests.chunk_makers import SMALL, aligned
 from tests.integration.disk_crash_writer import CHUNKS, DELETED, TIMEOUT_S
 

@@ -51,42 +51,12 @@ async def divergence(cell: Cell, messages: list[dict[str, str]], **extra: Any) -
     return found
 
 
-async def test_a_changed_time_is_named_and_a_next_turn_loses_nothing(
-    nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+async def test_where_prompts_leave_the_cache_is_named_and_a_next_turn_loses_nothing(
+    nats_server: NatsServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Message 0 with both texts, the cause and the cost; the cell's table has it, over HTTP and on the command line."""
-    async with running_cell(
-        nats_server.url, MODEL, worker_settings=WORKER, gateway_settings={"admin_key": KEY}
-    ) as cell:
-        first = await chat(cell, [system("12:04"), user("Is the harbour open?")])
-        assert first["explanation"]["divergence"]["kind"] == "new"
-        changed = await divergence(cell, [system("12:05"), user("Is the harbour open?")])
-        said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
-        turn = await divergence(cell, [system("12:04"), user("Is the harbour open?"), said, user("And the pier?")])
-        other = await divergence(cell, [system("12:04"), user("Where do I moor?")])
-        table = (await cell.http.get("/v1/cache/divergences", headers=ADMIN)).json()
-        arguments = cache_command.parser().parse_args(
-            ["divergences", "--json", "--nats", nats_server.url, "--model", str(MODEL)]
-        )
-        assert await arguments.run(arguments)
-        printed = json.loads(capsys.readouterr().out.splitlines()[-1])  # Above are the processes' logs.
-
-    assert (changed["kind"], changed["message"], changed["role"], changed["cause"]) == (
-        "diverged", 0, "system", "date_or_time",
-    )  # fmt: skip
-    assert changed["before"] + changed["prompt"] in f"<s><|system|>{system('12:05')['content']}"
-    assert changed["before"] + changed["cached"] in f"<s><|system|>{system('12:04')['content']}"
-    assert changed["before"].endswith("harbour office. It is 12:0")
-    assert changed["lost_tokens"] > 100
-    assert changed["lost_ms"] > 0
-    assert (turn["kind"], turn["lost_tokens"], turn["cause"]) == ("continued", 0, None)
-    assert (other["kind"], other["message"], other["cause"]) == ("diverged", 1, "other_conversation")
-    assert (table["data"][0]["lost_tokens"], table["data"][0]["cause"]) == (changed["lost_tokens"], "date_or_time")
-    assert table["data"] == printed["data"]
-
-
-async def test_tools_in_another_order_are_named(nats_server: NatsServer, tmp_path: Path) -> None:
-    """By a template that lists them; what follows the first difference is lost."""
+    """Message 0 with both texts, the cause and the cost; the cell's table has it, over HTTP and on the command line.
+    Of tools in another order, which the template lists, what follows the first difference is lost.
+    """
     model = tmp_path / "model"
     shutil.copytree(MODEL, model)
     file = model / "tokenizer_config.json"
@@ -101,8 +71,32 @@ async def test_tools_in_another_order_are_named(nats_server: NatsServer, tmp_pat
     async with running_cell(
         nats_server.url, model, worker_settings=WORKER, gateway_settings={"admin_key": KEY}
     ) as cell:
+        first = await chat(cell, [system("12:04"), user("Is the harbour open?")])
+        assert first["explanation"]["divergence"]["kind"] == "new"
+        changed = await divergence(cell, [system("12:05"), user("Is the harbour open?")])
+        said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+        turn = await divergence(cell, [system("12:04"), user("Is the harbour open?"), said, user("And the pier?")])
+        other = await divergence(cell, [system("12:04"), user("Where do I moor?")])
+        table = (await cell.http.get("/v1/cache/divergences", headers=ADMIN)).json()
+        arguments = cache_command.parser().parse_args(
+            ["divergences", "--json", "--nats", nats_server.url, "--model", str(model)]
+        )
+        assert await arguments.run(arguments)
+        printed = json.loads(capsys.readouterr().out.splitlines()[-1])  # Above are the processes' logs.
         await chat(cell, [system("noon"), user("When is it high?")], tools=tools)
         moved = await divergence(cell, [system("noon"), user("When is it high?")], tools=tools[::-1])
 
+    assert (changed["kind"], changed["message"], changed["role"], changed["cause"]) == (
+        "diverged", 0, "system", "date_or_time",
+    )  # fmt: skip
+    assert changed["before"] + changed["prompt"] in f"<s><|system|>{system('12:05')['content']}"
+    assert changed["before"] + changed["cached"] in f"<s><|system|>{system('12:04')['content']}"
+    assert changed["before"].endswith("harbour office. It is 12:0")
+    assert changed["lost_tokens"] > 100
+    assert changed["lost_ms"] > 0
+    assert (turn["kind"], turn["lost_tokens"], turn["cause"]) == ("continued", 0, None)
+    assert (other["kind"], other["message"], other["cause"]) == ("diverged", 1, "other_conversation")
+    assert (table["data"][0]["lost_tokens"], table["data"][0]["cause"]) == (changed["lost_tokens"], "date_or_time")
+    assert table["data"] == printed["data"]
     assert (moved["kind"], moved["part"], moved["cause"]) == ("diverged", "tools", "tools_reordered")
     assert moved["lost_tokens"] > 100

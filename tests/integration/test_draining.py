@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,8 @@ import torch
 
 from services.worker.engine.model_runner import ModelRunner
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PAGE = 16
 SETTINGS = {"page_size": PAGE, "device_kv_bytes": 4 * 2**20, "drain_timeout_ms": 60_000}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
 async def holder_of(cell: Cell) -> str:
@@ -79,11 +74,12 @@ def details(answer: dict[str, Any]) -> dict[str, int]:
 
 
 async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(
-    nats_server: NatsServer, checkpoint: Path
+    nats_server: NatsServer, checkpoints: Checkpoints
 ) -> None:
     """Nothing evicted it, so without the hand-over it would be nowhere; and the answer is the same."""
-    prompt = prompt_of(Reference(checkpoint), 8 * PAGE + 3, 4, seed=1)
-    async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
+    model, reference = checkpoints["llama"]
+    prompt = prompt_of(reference, 8 * PAGE + 3, 4, seed=1)
+    async with running_cell(nats_server.url, model, workers=2, worker_settings=SETTINGS) as cell:
         before = (await cell.flush("host")).counters
         first = await cell.complete(prompt, 4)
         await cell.settle()
@@ -101,12 +97,12 @@ async def test_a_prefix_that_only_the_leaving_worker_had_is_a_host_hit(
 
 
 async def test_answers_of_a_worker_that_drains_end_where_they_began(
-    nats_server: NatsServer, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    nats_server: NatsServer, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have the time for it, so nobody is asked to go on elsewhere, and no token is another."""
-    reference = Reference(checkpoint)
+    model, reference = checkpoints["llama"]
     prompts = [prompt_of(reference, 20, 60, seed=number) for number in range(4)]
-    async with running_cell(nats_server.url, checkpoint, workers=2, worker_settings=SETTINGS) as cell:
+    async with running_cell(nats_server.url, model, workers=2, worker_settings=SETTINGS) as cell:
         alone = [(await cell.complete(prompt, 60))["choices"][0]["token_ids"] for prompt in prompts]
         before = (await cell.flush("device", "host")).counters
         steps = held_steps(monkeypatch)

@@ -125,6 +125,14 @@ async def test_every_way_of_a_prompt_is_told(
         assert (len(listed["data"]), listed["has_more"]) == (3, True)
         assert (await cell.http.get("/v1/cell", headers=ADMIN)).json()["workers"][0]["worker_id"] == "worker-0"
 
+        # A stream has it in a last chunk without choices, under the id of the HTTP response.
+        body = {"model": cell.model, "prompt": [9] * PROMPT, "max_tokens": 3, "stream": True, "explain": True}
+        response = await cell.http.post("/v1/completions", json=body)
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+        assert '"choices":[]' in events[-1]
+        assert f'"id":"{response.headers["x-request-id"]}"' in events[-1]
+        assert '"object":"request.explanation"' in events[-1]
+
 
 async def known(cell: Cell, requests: int) -> None:
     """Wait until the scheduler has so many requests, queued or running."""
@@ -202,18 +210,3 @@ async def test_restored_spans_are_told(
     assert spans(again)[0] == (0, 192, "hidden", None)
     assert "restore" in names(again)
     assert (again["divergence"]["kind"], again["divergence"]["token"]) == ("continued", 192)
-
-
-async def test_a_streams_last_chunk_explains(
-    checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
-) -> None:
-    """In a chunk without choices, under the id of the HTTP response."""
-    model, _ = checkpoints["llama"]
-    async with running_cell(nats_server.url, model, worker_settings=WORKER) as cell:
-        body = {"model": cell.model, "prompt": [9] * PROMPT, "max_tokens": 3, "stream": True, "explain": True}
-        response = await cell.http.post("/v1/completions", json=body)
-        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-
-    assert '"choices":[]' in events[-1]
-    assert f'"id":"{response.headers["x-request-id"]}"' in events[-1]
-    assert '"object":"request.explanation"' in events[-1]

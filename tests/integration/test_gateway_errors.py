@@ -12,6 +12,7 @@ import pytest
 from services.gateway.body import MOST_VALUES
 from services.gateway.openai_schema.chat import REFUSED_CHAT_FIELDS
 from services.gateway.openai_schema.sampling import REFUSED_FIELDS
+from tests.cases import case
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.waiting import until
 
@@ -66,41 +67,41 @@ async def test_malformed_completion_bodies_are_refused() -> None:
         assert harness.gateway.slots.used == 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"messages": []}, {"messages": "hi"}, {"messages": [{"role": "user", "content": 5}]},
-        {"messages": [{"role": "wizard", "content": "hi"}]}, {"messages": [{"content": "hi"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
-        {"max_tokens": 0}, {"max_completion_tokens": -5}, {"logprobs": 3}, {"top_logprobs": 3},
-        {"logprobs": True, "top_logprobs": 21}, {"response_format": {"type": "json_schema"}},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"tools": "x"}, {"tool_choice": "required"},
-        {"chat_template_kwargs": {"tokenize": True}}, {"n": 1000},
-    ],
-)  # fmt: skip
-async def test_malformed_chat_bodies_are_refused(change: dict[str, Any]) -> None:
+BAD_CHATS: list[dict[str, Any]] = [
+    {"messages": []}, {"messages": "hi"}, {"messages": [{"role": "user", "content": 5}]},
+    {"messages": [{"role": "wizard", "content": "hi"}]}, {"messages": [{"content": "hi"}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+    {"max_tokens": 0}, {"max_completion_tokens": -5}, {"logprobs": 3}, {"top_logprobs": 3},
+    {"logprobs": True, "top_logprobs": 21}, {"response_format": {"type": "json_schema"}},
+    {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"tools": "x"}, {"tool_choice": "required"},
+    {"chat_template_kwargs": {"tokenize": True}}, {"n": 1000},
+]  # fmt: skip
+
+
+async def test_malformed_chat_bodies_are_refused() -> None:
     """With 400 and a reason."""
     async with running_gateway(says("x")) as harness:
-        response = await harness.client.post("/v1/chat/completions", json={**CHAT, **change})
+        for change in BAD_CHATS:
+            response = await harness.client.post("/v1/chat/completions", json={**CHAT, **change})
+            assert (response.status_code, change) == (400, change)
+            assert error_of(response)["type"] == "invalid_request_error"
 
-        assert response.status_code == 400
-        assert error_of(response)["type"] == "invalid_request_error"
         assert harness.cell.submitted == []
 
 
-@pytest.mark.parametrize("name", [*REFUSED_FIELDS, *REFUSED_CHAT_FIELDS])
-async def test_fields_that_would_change_the_answer_are_refused(name: str) -> None:
+async def test_fields_that_would_change_the_answer_are_refused() -> None:
     """A caller who asks for them must not get an answer that was made without."""
-    for endpoint, body in ENDPOINTS.items():
-        if name in REFUSED_CHAT_FIELDS and endpoint == "/v1/completions":
-            continue
-        async with running_gateway(says("hi")) as harness:
-            accepted = [await harness.client.post(endpoint, json=body | {name: value}) for value in (None, False)]
-            refused = await harness.client.post(endpoint, json=body | {name: True})
-
-        error = error_of(refused)
-        assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
-        assert {answer.status_code for answer in accepted} == {200}
+    fields = {"/v1/completions": REFUSED_FIELDS, "/v1/chat/completions": (*REFUSED_FIELDS, *REFUSED_CHAT_FIELDS)}
+    async with running_gateway(says("hi")) as harness:
+        for endpoint, body in ENDPOINTS.items():
+            for name in fields[endpoint]:
+                with case(endpoint=endpoint, name=name):
+                    for value in (None, False):
+                        answer = await harness.client.post(endpoint, json=body | {name: value})
+                        assert answer.status_code == 200
+                    refused = await harness.client.post(endpoint, json=body | {name: True})
+                    error = error_of(refused)
+                    assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
 
 
 async def test_unknown_fields_are_ignored() -> None:
@@ -111,25 +112,22 @@ async def test_unknown_fields_are_ignored() -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nope", 404, "unknown_route"),
-        ("POST", "/v1/", 404, "unknown_route"),
-        ("GET", "/v1/completions", 405, "method_not_allowed"),
-        ("DELETE", "/v1/models", 405, "method_not_allowed"),
-        ("GET", "/v1/models/other", 404, "model_not_found"),
-        ("GET", "/redoc", 404, "unknown_route"),
-        ("BREW", "/v1/models", 405, "method_not_allowed"),
-    ],
-)
-async def test_routes_and_methods_that_do_not_exist(method: str, path: str, status: int, code: str) -> None:
+async def test_routes_and_methods_that_do_not_exist() -> None:
     """404 and 405 are typed too, and 405 says what is allowed."""
     async with running_gateway() as harness:
-        response = await harness.client.request(method, path)
-
-    assert (response.status_code, error_of(response)["code"]) == (status, code)
-    assert ("allow" in response.headers) == (status == 405)
+        for method, path, status, code in (
+            ("GET", "/nope", 404, "unknown_route"),
+            ("POST", "/v1/", 404, "unknown_route"),
+            ("GET", "/v1/completions", 405, "method_not_allowed"),
+            ("DELETE", "/v1/models", 405, "method_not_allowed"),
+            ("GET", "/v1/models/other", 404, "model_not_found"),
+            ("GET", "/redoc", 404, "unknown_route"),
+            ("BREW", "/v1/models", 405, "method_not_allowed"),
+        ):
+            with case(method=method, path=path):
+                response = await harness.client.request(method, path)
+                assert (response.status_code, error_of(response)["code"]) == (status, code)
+                assert ("allow" in response.headers) == (status == 405)
 
 
 async def test_an_unknown_model_is_not_found_everywhere() -> None:
@@ -165,68 +163,54 @@ async def test_prompts_beyond_the_context_name_both_numbers() -> None:
         assert number in error["message"]
 
 
-async def test_a_text_that_is_hopelessly_long_is_refused_unread() -> None:
-    """Without tokenising megabytes."""
-    async with running_gateway() as harness:
-        response = await harness.client.post("/v1/completions", json={"prompt": "x" * 5_000_000})
-
-    assert (response.status_code, error_of(response)["code"]) == (400, "context_length_exceeded")
-
-
 CALL_TEXT = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"a": "x" * 5_000_000}}}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"messages": [{"role": "user", "content": ""}] * 513},
-        {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL_TEXT]}]},
-        {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"note": "x" * 5_000_000}},
-    ],
-)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_a_conversation_that_is_hopelessly_long_is_refused_unrendered(path: str, body: dict[str, Any]) -> None:
+async def test_a_conversation_that_is_hopelessly_long_is_refused_unrendered(path: str) -> None:
     """Whatever makes it long: messages without content, arguments of calls, variables of the template."""
+    bodies: dict[str, dict[str, Any]] = {
+        "messages": {"messages": [{"role": "user", "content": ""}] * 513},
+        "arguments": {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL_TEXT]}]},
+        "variables": {**CHAT, "chat_template_kwargs": {"note": "x" * 5_000_000}},
+    }
     async with running_gateway() as harness:
-        response = await harness.client.post(path, json=body)
+        for name, body in bodies.items():
+            with case(long=name):
+                response = await harness.client.post(path, json=body)
+                error = error_of(response)
+                found = (response.status_code, error["code"], error["param"])
+                assert found == (400, "context_length_exceeded", "messages")
 
-    error = error_of(response)
-    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
 
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {"prompt": "x" * 5_000_000}, "prompt"),
-        ("/detokenize", {"tokens": [5] * 513}, "tokens"),
-        ("/v1/completions", {"prompt": [5] * 513}, "prompt"),
-    ],
-)
-async def test_what_no_model_takes_is_refused_before_it_is_looked_at(path: str, body: Any, param: str) -> None:
-    """Also by what only translates between text and tokens."""
+async def test_what_no_model_takes_is_refused_before_it_is_looked_at() -> None:
+    """Also by what only translates between text and tokens; megabytes of text are not tokenised."""
     async with running_gateway() as harness:
-        response = await harness.client.post(path, json=body)
+        for path, param, value in (
+            ("/v1/completions", "prompt", "x" * 5_000_000),
+            ("/tokenize", "prompt", "x" * 5_000_000),
+            ("/detokenize", "tokens", [5] * 513),
+            ("/v1/completions", "prompt", [5] * 513),
+        ):
+            with case(path=path, kind=type(value)):
+                response = await harness.client.post(path, json={param: value})
+                error = error_of(response)
+                assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
 
-    error = error_of(response)
-    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
 
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt":[' + b"1," * MOST_VALUES + b"1]}",
-        b'{"messages":[{"role":"user","content":""}],"tools":[' + b"{}," * (MOST_VALUES // 5 + 1) + b"{}]}",
-        b'{"prompt":"x","unknown":[' + b"[]," * (MOST_VALUES // 5 + 1) + b"[]]}",
-        b'{"prompt":"' + b"\\n" * (MOST_VALUES + 1) + b'"}',
-    ],
-)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-async def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(path: str, body: bytes) -> None:
+async def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(path: str) -> None:
     """Decoding it would hold up every stream."""
     async with running_gateway() as harness:
-        response = await harness.client.post(path, content=body)
-
-    assert (response.status_code, error_of(response)["code"]) == (413, "payload_too_large")
+        for start, value, values, end in (
+            (b'{"prompt":[', b"1,", MOST_VALUES, b"1]}"),
+            (b'{"messages":[{"role":"user","content":""}],"tools":[', b"{},", MOST_VALUES // 5 + 1, b"{}]}"),
+            (b'{"prompt":"x","unknown":[', b"[],", MOST_VALUES // 5 + 1, b"[]]}"),
+            (b'{"prompt":"', b"\\n", MOST_VALUES + 1, b'"}'),
+        ):
+            with case(start=start):
+                response = await harness.client.post(path, content=start + value * values + end)
+                assert (response.status_code, error_of(response)["code"]) == (413, "payload_too_large")
 
 
 async def test_bodies_beyond_the_bound_are_refused_with_and_without_a_length() -> None:
@@ -258,28 +242,25 @@ async def test_a_prompt_beyond_the_brokers_payload_is_too_large() -> None:
         assert harness.gateway.slots.used == 0
 
 
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ("application/json", 200),
-        ("Application/JSON; charset=utf-8", 200),
-        ("application/vnd.api+json", 200),
-        ("text/plain", 415),
-        ("application/x-www-form-urlencoded", 415),
-        ("multipart/form-data; boundary=x", 415),
-        ("", 415),
-    ],
-)
-async def test_a_body_must_say_that_it_is_json(told: str, status: int) -> None:
+async def test_a_body_must_say_that_it_is_json() -> None:
     """Every page may have a browser send other types anywhere, without being asked whether it may."""
     async with running_gateway(says("hi")) as harness:
-        response = await harness.client.post(
-            "/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": told}
-        )
-
-    assert response.status_code == status
-    if status != 200:
-        assert error_of(response)["code"] == "unsupported_content_type"
+        for told, status in (
+            ("application/json", 200),
+            ("Application/JSON; charset=utf-8", 200),
+            ("application/vnd.api+json", 200),
+            ("text/plain", 415),
+            ("application/x-www-form-urlencoded", 415),
+            ("multipart/form-data; boundary=x", 415),
+            ("", 415),
+        ):
+            with case(told=told):
+                response = await harness.client.post(
+                    "/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": told}
+                )
+                assert response.status_code == status
+                if status != 200:
+                    assert error_of(response)["code"] == "unsupported_content_type"
 
 
 async def test_pages_elsewhere_may_call_where_the_operator_says_so() -> None:
@@ -385,22 +366,18 @@ async def _raw(harness: Harness, data: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GARBAGE\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 100_000 + b"\r\n\r\n",
-    ],
-)
-async def test_bytes_that_are_no_http_get_openais_shape_too(data: bytes) -> None:
+async def test_bytes_that_are_no_http_get_openais_shape_too() -> None:
     """Even below the application."""
     async with running_gateway(over_http=True) as harness:
-        answer = await _raw(harness, data)
-
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400")
-    assert json.loads(body)["error"]["code"] == "invalid_http"
+        for data in (
+            b"GARBAGE\r\n\r\n",
+            b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 100_000 + b"\r\n\r\n",
+        ):
+            with case(data=data[:40]):
+                head, _, body = (await _raw(harness, data)).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 400")
+                assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 async def test_a_body_that_never_comes_ends_with_408() -> None:

@@ -6,96 +6,81 @@ Every case is a whole cell behind its HTTP API, with real ranks. Tokens really c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cell import running_cell
-from tests.checkpoints import make_checkpoint
+from tests.integration.conftest import Checkpoints
 from tests.integration.exact_scenario import DEVICE_TOKENS, SCHEDULER, Scenario, survive_all
-from tests.integration.test_tier_paths import DOCUMENT_TOKENS, Document, storage_settings
+from tests.integration.test_tier_paths import (
+    CHUNKED,
+    COMPUTED,
+    DOCUMENT_TOKENS,
+    Document,
+    found_in,
+    storage_settings,
+)
 from tests.nats_server import NatsServer
-from tests.reference import Reference
-from tests.state_checkpoints import make_state_checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
-KINDS: dict[str, Callable[..., Path]] = {
-    "gpt_oss": make_checkpoint,
-    "mla": make_checkpoint,
-    "gemma4": make_checkpoint,
-    "mimo": make_checkpoint,
-    "qwen3_next": make_state_checkpoint,
-    "bamba": make_state_checkpoint,
-    "lfm2": make_state_checkpoint,
-}
+KINDS = ("gpt_oss", "mla", "gemma4", "mimo", "qwen3_next", "bamba", "lfm2")
 """Sinks; latents; other heads from layer to layer; all of that but latents; linear attention, a state-space model and
 short convolutions.
 """
 
 
-@pytest.fixture(scope="session")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Reference]]:
-    """The checkpoints of this run with what the library says of them."""
-    folder = tmp_path_factory.mktemp("kinds")
-    made = {family: make(family, folder / family) for family, make in KINDS.items()}
-    return {family: (path, Reference(path)) for family, path in made.items()}
+PAGE_SIZE = 16
 
 
-def worker_of(ranks: int, page_size: int) -> dict[str, Any]:
+def worker_of(ranks: int) -> dict[str, Any]:
     """Settings of a worker whose device holds little."""
-    return {"tensor_parallel": ranks, "page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
+    return {"tensor_parallel": ranks, "page_size": PAGE_SIZE, "device_pages": DEVICE_TOKENS // PAGE_SIZE}
 
 
-@pytest.mark.parametrize(("family", "page_size"), [("gpt_oss", 16), ("mla", 16), ("gemma4", 16), ("qwen3_next", 16)])
-async def test_served_tokens_equal_generate(
-    family: str, page_size: int, kinds: dict[str, tuple[Path, Reference]], nats_server: NatsServer
-) -> None:
-    """Alone and in chunks, on device and host hits, in mixed batches with cancelled neighbours, through preemption."""
-    model, reference = kinds[family]
+@pytest.mark.parametrize("family", ["gpt_oss", "mla", "gemma4", "qwen3_next"])
+async def test_served_tokens_equal_generate(family: str, checkpoints: Checkpoints, nats_server: NatsServer) -> None:
+    """Alone and in chunks, on device and host hits, in mixed batches with cancelled neighbours, through preemption.
 
-    async with running_cell(
-        nats_server.url, model, worker_settings=worker_of(2, page_size), scheduler_settings=SCHEDULER
-    ) as cell:
-        await survive_all(Scenario(cell, reference, page_size))
+    The other kinds are in the test below, and by single workers in ``test_exactness.py``.
+    """
+    model, reference = checkpoints[family]
+
+    async with running_cell(nats_server.url, model, worker_settings=worker_of(2), scheduler_settings=SCHEDULER) as cell:
+        await survive_all(Scenario(cell, reference, PAGE_SIZE))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("family", KINDS)
 async def test_a_disk_is_shared_with_single_workers(
-    family: str,
-    before: int,
-    after: int,
-    kinds: dict[str, tuple[Path, Reference]],
-    nats_server: NatsServer,
-    second_broker: NatsServer,
-    tmp_path: Path,
+    family: str, checkpoints: Checkpoints, nats_server: NatsServer, second_broker: NatsServer, tmp_path: Path
 ) -> None:
-    """What one cell left is read by the next, in which all processes and the number of ranks are others; then prefixes
-    are found on the device and in host memory.
+    """What a group left is read by a single worker, and what that one left by a group, in cells in which all processes
+    are others; in each, prefixes are found on the device and in host memory too.
     """
-    model, reference = kinds[family]
-    cached, chunked = DOCUMENT_TOKENS // 16 * 16, DOCUMENT_TOKENS // 64 * 64
-    whole, saved = DOCUMENT_TOKENS + 9, 0
-    found = []
-    for server, ranks in ((nats_server, before), (second_broker, after)):
+    model, reference = checkpoints[family]
+    cached, saved = DOCUMENT_TOKENS // PAGE_SIZE * PAGE_SIZE, 0
+    ways = [found_in("device", cached), found_in("host", cached)]
+    # The third cell goes on from the first one's streams, which know nothing of the document that it is asked about.
+    for server, ranks, known, unknown in (
+        (nats_server, 2, 0, 7),
+        (second_broker, 1, 7, 8),
+        (nats_server, 2, 8, 0),
+    ):
         async with running_cell(
             server.url,
             model,
-            worker_settings=worker_of(ranks, 16),
+            worker_settings=worker_of(ranks),
             scheduler_settings={"host_writes": "through", "prefetch_wait": "full", "max_batch_tokens": 90},
             storage_settings=storage_settings(tmp_path) | {"remote": ""},
         ) as cell:
             await cell.hears_of_chunks(saved)
-            document = Document(cell, reference, 7)
-            asked = [await document.ask(), await document.ask()]
-            await cell.flush("device")
-            found.append([*asked, await document.ask()])
+            for seed, first in ((known, found_in("disk", CHUNKED)), (unknown, COMPUTED)):
+                if not seed:
+                    continue
+                document = Document(cell, reference, seed)
+                found = [await document.ask(), await document.ask()]
+                await cell.flush("device")
+                assert [*found, await document.ask()] == [first, *ways], (ranks, seed)
             saved = (await cell.settle()).chunks_in_all
-
-    on_device = {"cached_tokens": cached, "device_tokens": cached, "computed": whole - cached}
-    on_host = {"cached_tokens": cached, "host_tokens": cached, "computed": whole - cached}
-    from_disk = {"cached_tokens": chunked, "disk_tokens": chunked, "computed": whole - chunked}
-    assert found == [[{"computed": whole}, on_device, on_host], [from_disk, on_device, on_host]]

@@ -20,8 +20,8 @@ from tests.integration.test_prompts_by_reference import (
     kill_active,
     model,
     two_schedulers,
-    wait_ready,
 )
+from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import RunningCell, running
 
 __all__ = ["model"]
@@ -66,7 +66,7 @@ def test_a_session_survives_its_worker_and_its_scheduler(model: Path) -> None:
         session.go_on(new=FIRST_TOKENS)
         session.go_on(2)
         asyncio.run(kill_active(cell))
-        wait_ready(cell)
+        assert holds(lambda: is_ready(cell.base_url)), cell.logs("gateway")
         session.go_on(2)
         pid = cell.kill("worker-0")
         cell.wait_restarted("worker-0", pid)

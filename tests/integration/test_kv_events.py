@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +21,8 @@ from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache
 from shared.model_files import fingerprint
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 
 zmq = pytest.importorskip("zmq")
@@ -96,9 +96,9 @@ async def _ask(cell: Cell, prompt: list[int], **extra: str) -> None:
     await cell.settle()
 
 
-async def test_a_subscriber_knows_what_the_cell_has(tmp_path: Path, nats_server: NatsServer) -> None:
+async def test_a_subscriber_knows_what_the_cell_has(checkpoints: Checkpoints, nats_server: NatsServer) -> None:
     """What is computed, with its tokens; what is dropped; and nothing of a caller with a salt."""
-    model = make_checkpoint("llama", tmp_path / "llama")
+    model, _ = checkpoints["llama"]
     rng = random.Random(11)
     first, second, salted = ([rng.randrange(8, VOCAB_SIZE) for _ in range(DOCUMENT_TOKENS + 1)] for _ in range(3))
     root = chain_root(namespace_digest(fingerprint(model)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.cell import running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -19,14 +19,14 @@ PAGE_SIZE, PAGES = 16, 32
 PAGE_BYTES = 3 * 2 * PAGE_SIZE * 2 * 16 * 4
 
 
-async def test_a_session_comes_back_to_what_it_leased(tmp_path: Path, nats_server: NatsServer) -> None:
+async def test_a_session_comes_back_to_what_it_leased(checkpoints: Checkpoints, nats_server: NatsServer) -> None:
     """Both pools are filled by others meanwhile, twice over; what nobody leased is gone."""
     chance = random.Random(8)
     prompts = [[chance.randrange(8, VOCAB_SIZE) for _ in range(128)] for _ in range(18)]
     leased, other, *filler = prompts
     async with running_cell(
         nats_server.url,
-        make_checkpoint("llama", tmp_path / "llama"),
+        checkpoints["llama"][0],
         worker_settings={"page_size": PAGE_SIZE, "device_pages": PAGES},
         scheduler_settings={"policy": "lru", "pin_fraction": 0.5},
         gateway_settings={"admin_key": KEY, "max_leased_tokens": 256},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.ports import free_ports
@@ -22,9 +22,6 @@ from tools.metric_docs import PROCESSES, exported_by
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 Scraped = dict[str, dict[str, Metric]]
-
-
-READY_S = 60.0
 
 
 def ask(base_url: str, text: str) -> None:
@@ -42,22 +39,12 @@ def router_of(cell: RunningCell, port: int) -> Iterator[str]:
     flags = ["--cells", f"only={cell.base_url}", "--port", str(port), "--summaries", "false"]
     process = subprocess.Popen([sys.executable, "-m", "services.gateway.router", *flags])
     try:
-        deadline = time.monotonic() + READY_S
-        while not _is_ready(url):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert holds(lambda: process.poll() is not None or is_ready(url))
+        assert process.poll() is None
         yield url
     finally:
         process.terminate()
         process.wait(timeout=30)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health/ready", timeout=5, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.fixture(scope="module")

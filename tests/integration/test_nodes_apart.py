@@ -122,9 +122,7 @@ async def apart(networks: NodeNetworks, checkpoints: Checkpoints, folder: Path, 
     """Node *a* has computed all documents and lost its worker; *b* has joined."""
     model, reference = checkpoints["llama"]
     documents = Documents(reference, seed)
-    server = NatsServer(folder / "nats", host=networks.address)
-    server.start()
-    try:
+    with NatsServer(folder / "nats", host=networks.address) as server:
         async with running_machines(
             (server.url,),
             model,
@@ -144,8 +142,6 @@ async def apart(networks: NodeNetworks, checkpoints: Checkpoints, folder: Path, 
             await made.read_by("b")
             await made.end_worker("a", ["worker-b"])
             yield made
-    finally:
-        server.stop()
 
 
 @contextmanager
@@ -170,6 +166,16 @@ def engine_on(networks: NodeNetworks, name: str, *arguments: str) -> Iterator[Ca
             yield say
         finally:
             process.kill()
+
+
+def test_a_command_on_a_node_runs_in_this_process_folder(
+    networks: NodeNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    said = subprocess.run([*networks.command("a"), "pwd"], capture_output=True, text=True, check=True).stdout
+
+    assert said == f"{tmp_path}\n"
 
 
 def test_what_is_late_on_a_cut_link_arrives_when_it_is_mended(networks: NodeNetworks) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
@@ -39,8 +37,8 @@ class Promoting:
         details: dict[str, Any] = answer["usage"]["prompt_tokens_details"]
         return details
 
-    async def push_out(self, document: list[int]) -> None:
-        """Ask for other things until the device holds nothing of ``document``; its backup is in host memory."""
+    async def push_out(self) -> None:
+        """Ask for other things until the device holds nothing else; what was there before is in host memory."""
         for _ in range(3):
             await self.ask([], 600, 2)
             await self.cell.settle()
@@ -49,27 +47,20 @@ class Promoting:
         return (await self.cell.inventory()).counters.get("pages_promoted", 0)
 
 
-@asynccontextmanager
-async def pushed_out_document(
-    url: str, folder: Path, promotion: Literal["off", "hotness"]
-) -> AsyncIterator[tuple[Promoting, list[int]]]:
-    """A cell that was asked about a document four times and then about other things, until its device forgot it."""
-    model = make_checkpoint("llama", folder / "llama")
+@pytest.mark.integration
+async def test_a_hot_prefix_comes_back_unasked(checkpoints: Checkpoints, nats_server: NatsServer) -> None:
+    """A document was asked about four times, and then about other things until the device forgot it. After a batch of
+    others it is promoted; the next request on it finds it on the device and answers exactly.
+    """
+    model, reference = checkpoints["llama"]
     worker = {"page_size": PAGE_SIZE, "device_pages": DEVICE_PAGES}
-    scheduler = {"promotion": promotion, "policy": "lru"}
-    async with running_cell(url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
-        run = Promoting(cell, Reference(model))
+    scheduler = {"promotion": "hotness", "policy": "lru"}
+    async with running_cell(nats_server.url, model, worker_settings=worker, scheduler_settings=scheduler) as cell:
+        run = Promoting(cell, reference)
         document = run.tokens(DOCUMENT_TOKENS)
         for _ in range(4):
             await run.ask(document, 9)
-        await run.push_out(document)
-        yield run, document
-
-
-@pytest.mark.integration
-async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: NatsServer) -> None:
-    """After a batch of others it is promoted; the next request on it finds it on the device and answers exactly."""
-    async with pushed_out_document(nats_server.url, tmp_path, "hotness") as (run, document):
+        await run.push_out()
         async with asyncio.timeout(60):
             while not await run.promoted_pages():
                 await run.ask([], 40)  # Each prefill batch is an occasion to promote.
@@ -83,15 +74,3 @@ async def test_a_hot_prefix_comes_back_unasked(tmp_path: Path, nats_server: Nats
     assert counters["pages_loaded"] == loaded
     assert counters["pages_promoted"] >= DOCUMENT_TOKENS // PAGE_SIZE
     assert counters["promotions_failed"] == 0
-
-
-@pytest.mark.integration
-async def test_without_promotion_it_is_loaded_on_demand(tmp_path: Path, nats_server: NatsServer) -> None:
-    """The same history with promotion off: the request itself brings the prefix from host memory."""
-    async with pushed_out_document(nats_server.url, tmp_path, "off") as (run, document):
-        await run.ask([], 40)
-        usage = await run.ask(document, 9)
-        counters = (await run.cell.inventory()).counters
-
-    assert usage["host_tokens"] == DOCUMENT_TOKENS
-    assert counters["promotions_done"] == counters["pages_promoted"] == 0

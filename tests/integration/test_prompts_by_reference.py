@@ -23,6 +23,7 @@ from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.checkpoints import BOS, EOS, PAD, SPECIAL_TOKENS, VOCAB_SIZE, save_checkpoint
 from tests.integration import test_survival
 from tests.nats_server import NatsServer
+from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
@@ -120,18 +121,6 @@ def two_schedulers(model: Path) -> SupervisorConfig:
     )
 
 
-def wait_ready(cell: RunningCell) -> None:
-    """Wait until the gateway serves and has heard what its scheduler takes."""
-    for _ in range(1_200):
-        try:
-            if httpx.get(f"{cell.base_url}/health/ready", timeout=10, trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        asyncio.run(asyncio.sleep(0.05))
-    raise AssertionError(cell.logs("gateway"))
-
-
 def test_a_session_survives_its_cell(model: Path) -> None:
     """Its prefix is flushed, its gateway restarted and its scheduler killed: answers are those of an empty cache, every
     request is answered, and all but the turns behind a flush or a new gateway are told by reference.
@@ -148,10 +137,10 @@ def test_a_session_survives_its_cell(model: Path) -> None:
         session.go_on(2)
         pid = cell.kill("gateway")
         cell.wait_restarted("gateway", pid)
-        wait_ready(cell)
+        assert holds(lambda: is_ready(cell.base_url)), cell.logs("gateway")
         session.go_on(2)
         asyncio.run(kill_active(cell))
-        wait_ready(cell)
+        assert holds(lambda: is_ready(cell.base_url)), cell.logs("gateway")
         session.go_on(2)
         told = asyncio.run(submissions(cell.nats_url))
         again = [session.ask(prompt, read=False, write=False) for prompt, _ in session.turns]
@@ -174,11 +163,9 @@ async def test_a_million_tokens_pass_through_the_broker(tmp_path: Path) -> None:
         prompt=pack_int32(range(LARGEST)),
         sampling=SamplingParams(max_tokens=1),
     )
-    large, small = NatsServer(tmp_path / "large", max_payload=MAX_PAYLOAD_BYTES), NatsServer(tmp_path / "small")
-    for server in (large, small):
-        server.start()
-    buses = [await connect([server.url], "test") for server in (large, small)]
-    try:
+    larger = NatsServer(tmp_path / "large", max_payload=MAX_PAYLOAD_BYTES)
+    with larger, NatsServer(tmp_path / "small") as smaller:
+        buses = [await connect([server.url], "test") for server in (larger, smaller)]
         for bus in buses:
             await bus.ensure_streams(StreamLimits(max_bytes=2**26))
         subject = subjects.request_input("gateway")
@@ -186,10 +173,7 @@ async def test_a_million_tokens_pass_through_the_broker(tmp_path: Path) -> None:
         (stored,) = [each.data async for each in buses[0].follow(subjects.INPUTS_STREAM, live=False)]
         with pytest.raises(PayloadTooLarge):
             await buses[1].append(subject, encode(request), message_id="long")
-    finally:
         for bus in buses:
             await bus.close()
-        for server in (large, small):
-            server.stop()
 
     assert decode_input(stored) == request

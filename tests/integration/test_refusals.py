@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 
-Case = Callable[[Path], list[str]]
 
-
-def file_with(folder: Path, text: str) -> str:
+def file_with(path: Path, text: str) -> str:
     """A file of this text that only its owner may read."""
-    path = folder / "file"
     path.write_text(text)
     path.chmod(0o600)
     return str(path)
@@ -40,31 +36,31 @@ def run_up(data_dir: Path, *flags: str, **environ: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        (lambda _: ["--policy", "thermoclin"], "2q, arc, fifo, .* did you mean thermocline"),
-        (lambda _: ["--device", "gpu"], "--device: 'gpu' is none of .*cpu, cuda"),
-        (lambda _: ["--dtype", "float7"], "auto, float32, bfloat16, float16; did you mean float32"),
-        (lambda _: ["--hidden-form", "most"], "write off, auto, or numbers of layers"),
-        (lambda _: ["--restoring", "plan"], "planned, kv, hidden, recompute, important; did you mean planned"),
-        (lambda _: ["--page-size", "4096"], "--page-size"),
-        (lambda _: ["--tensor-parallel", "4"], "--tensor-parallel 4: .* 6 attention heads"),
-        (lambda _: ["--remote", "ftp://bucket"], "--remote begins with ftp, which is none of s3://"),
-        (lambda folder: ["--disk-dir", file_with(folder, "")], "--disk-dir .* is not a directory"),
-        (lambda folder: ["--tls-cert", file_with(folder, ""), "--tls-key", file_with(folder, "")], "--tls-cert"),
-        (lambda folder: ["--importance", "gated", "--importance-gate", file_with(folder, "{}")], "no quality gate"),
-        (lambda folder: ["--model", str(folder / "none")], "there is no such folder"),
-        (lambda folder: ["--nats", "nats://127.0.0.1:1", "--config", file_with(folder, "[worker]\nmover = 'x'\n")],
-         "worker.mover: 'x' is none of auto, per_page"),
-    ],
-)  # fmt: skip
-def test_a_wrong_setting_is_refused_before_anything_is_started(case: Case, told: str, tmp_path: Path) -> None:
-    """With what may stand there. No folder is made, so no process of the cell has been started either."""
-    done = run_up(tmp_path / "data", *case(tmp_path))
+def test_wrong_settings_are_refused_before_anything_is_started(tmp_path: Path) -> None:
+    """Each with what may stand there. No folder is made, so no process of the cell has been started either.
+
+    Which settings are wrong is in ``tests/unit/thermocline/supervisor/test_preflight.py``.
+    """
+    settings, other = file_with(tmp_path / "cell.toml", "[worker]\nmover = 'x'\n"), file_with(tmp_path / "file", "{}")
+    wrong = [
+        (("--policy", "thermoclin"), "2q, arc, fifo, .* did you mean thermocline"),
+        (("--device", "gpu"), "--device: 'gpu' is none of .*cpu, cuda"),
+        (("--dtype", "float7"), "auto, float32, bfloat16, float16; did you mean float32"),
+        (("--hidden-form", "most"), "write off, auto, or numbers of layers"),
+        (("--restoring", "plan"), "planned, kv, hidden, recompute, important; did you mean planned"),
+        (("--page-size", "4096"), "--page-size"),
+        (("--tensor-parallel", "4"), "--tensor-parallel 4: .* 6 attention heads"),
+        (("--remote", "ftp://bucket"), "--remote begins with ftp, which is none of s3://"),
+        (("--disk-dir", other), "--disk-dir .* is not a directory"),
+        (("--tls-cert", other, "--tls-key", other), "--tls-cert"),
+        (("--importance", "gated", "--importance-gate", other), "no quality gate"),
+        (("--nats", "nats://127.0.0.1:1", "--config", settings), "worker.mover: 'x' is none of auto, per_page"),
+    ]
+
+    done = run_up(tmp_path / "data", *(flag for flags, _ in wrong for flag in flags))
 
     assert done.returncode == 2, done.stderr
-    assert re.search(told, done.stderr), done.stderr
+    assert [told for _, told in wrong if not re.search(told, done.stderr)] == [], done.stderr
     assert "Starting" not in done.stdout
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "data").exists()
@@ -72,7 +68,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_started(case: Case, told:
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     """Those of the command line, of the environment and of the file, whichever process they belong to."""
-    cell = file_with(tmp_path, "[scheduler]\nclock_bits = 99\n[gateway]\ntenants = '/none/tenants'\n")
+    cell = file_with(tmp_path / "cell.toml", "[scheduler]\nclock_bits = 99\n[gateway]\ntenants = '/none/tenants'\n")
     keys = tmp_path / "keys"
     keys.write_text("salts.a = 'x'")
     before = set(os.listdir(runs_dir()))

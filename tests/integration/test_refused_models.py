@@ -8,10 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import LlamaConfig, OpenAIGPTConfig
+from transformers import OpenAIGPTConfig
 
 from tests.checkpoints import make_checkpoint, save_checkpoint, save_tokenizer
 from tests.unit.worker.engine.test_model_loading import SMALL
@@ -51,17 +50,11 @@ def without_weights(path: Path) -> Path:
     return path
 
 
-def bidirectional(path: Path) -> Path:
-    """A Llama that sees in both directions, found in its configuration."""
-    return save_checkpoint(LlamaConfig(**SMALL, is_causal=False), path)
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (of_its_own, "made 0 calls through the attention interface"),
         (without_weights, "llama cannot be loaded here"),
-        (bidirectional, "its attention is not causal"),
     ],
 )
 def test_a_worker_refuses_once(make: Callable[[Path], Path], reason: str, tmp_path: Path) -> None:
@@ -77,30 +70,18 @@ def test_a_worker_refuses_once(make: Callable[[Path], Path], reason: str, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (
-            {"quantization_config": {"quant_method": "gptq", "bits": 3}},
-            "quantised with GPTQ, and codes of 3 bits are not served",
-        ),
-        ({"architectures": ["BertForMaskedLM"]}, "answers with no text"),
-    ],
-    ids=["quantised", "encoder"],
-)
-def test_what_the_configuration_shows_is_refused_before_anything_starts(
-    config: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    """No process is spawned, so none has a log."""
+def test_what_the_configuration_shows_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """No process is spawned, so none has a log. What is refused so is in ``tests/unit/shared/test_model_folder.py``."""
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    quantised = {"quantization_config": {"quant_method": "gptq", "bits": 3}}
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", **quantised}))
     (model / "model.safetensors").write_bytes(b"")
     save_tokenizer(model)
 
     done = run_up("--model", str(model), "--data-dir", str(tmp_path / "data"))
 
-    assert reason in complaint(done)
+    assert "quantised with GPTQ, and codes of 3 bits are not served" in complaint(done)
     assert not (tmp_path / "data").exists()
 
 
@@ -111,18 +92,3 @@ def test_a_hub_id_says_how_to_fetch_it(tmp_path: Path) -> None:
     done = run_up("--model", HUB_ID, environ={"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"})
 
     assert f"hf download {HUB_ID} --local-dir DIR" in complaint(done)
-
-
-def test_a_hub_id_in_the_cache_is_used(tmp_path: Path) -> None:
-    """What the cache holds is taken as the folder; here it is one that lacks its weights, and says so."""
-    repository = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
-    snapshot = repository / "snapshots" / ("a" * 40)
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("a" * 40)
-    (snapshot / "config.json").write_text('{"model_type": "llama"}')
-
-    done = run_up("--model", HUB_ID, environ={"HF_HOME": str(tmp_path)})
-
-    assert "holds no weights" in complaint(done)
-    assert "snapshots" in complaint(done)

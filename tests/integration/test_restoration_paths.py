@@ -29,29 +29,35 @@ from shared.disk_speed import DiskFigures, remember
 from shared.messages.pools import HIDDEN, KvGeometry
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
-from tests.integration.test_tier_paths import DEVICE_TOKENS, DOCUMENT_TOKENS, Document, damage
+from tests.integration.test_tier_paths import (
+    CHUNKED,
+    COMPUTED,
+    DEVICE_TOKENS,
+    DOCUMENT_TOKENS,
+    Document,
+    damage,
+    found_in,
+)
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 from tests.run_name import shm_prefix
 
 pytestmark = pytest.mark.integration
 
-CHUNKED = DOCUMENT_TOKENS // 64 * 64
-REST = DOCUMENT_TOKENS + 9 - CHUNKED
+RESTORED = found_in("hidden", CHUNKED)
 FIGURE = RestorationFigure(tokens=256, io_hidden_s=1e-7, io_kv_s=2e-7, compute_hidden_s=1e-7, compute_token_s=1e-3)
 """Computing is what takes longest, so that a planner restores whatever it can."""
 
 CASES = [
     ("llama_mha", 1, "0/3/0"),
     ("llama_mha", 32, "1/1/1"),
-    ("llama_mha", 64, "0/2/1"),
     ("opt", 16, "1/2/0"),
-    ("llama", 16, "1/0/2"),
     ("qwen2", 16, "0/3/0"),
     ("qwen3", 16, "1/2/0"),
     ("mistral", 16, "0/3/0"),
 ]
-"""OPT and the first Llama have as many KV heads as query heads, the others grouped queries."""
+KEPT = [("llama_mha", 64, "0/2/1"), ("llama", 16, "1/0/2")]
+"""OPT and llama_mha have as many KV heads as query heads, the others grouped queries."""
 
 
 def described(model: Path, page_size: int) -> RestorationProfile:
@@ -122,6 +128,18 @@ async def hidden_cell(nats_url: str, model: Path, config: dict[str, Any]) -> Asy
         yield cell
 
 
+async def computed_and_restored(document: Document, page_size: int) -> None:
+    """Kept as hidden states when it is computed, then restored from the disk but for what fills no chunk."""
+    on_device = found_in("device", DOCUMENT_TOKENS // page_size * page_size)
+
+    assert await document.ask() == COMPUTED
+    assert await document.ask() == on_device
+    await document.cell.flush("device", "host")
+    assert await document.ask() == RESTORED
+    # What was restored is cached like anything that was computed.
+    assert await document.ask() == on_device
+
+
 @pytest.mark.parametrize(("family", "page_size", "form"), CASES)
 async def test_a_prefix_is_restored_from_hidden_states(
     family: str,
@@ -131,20 +149,11 @@ async def test_a_prefix_is_restored_from_hidden_states(
     nats_server: NatsServer,
     tmp_path: Path,
 ) -> None:
-    """Computed and kept as hidden states, then restored from the disk: only what fills no chunk is computed again."""
+    """Within one cell, whatever the family, the size of pages and the layers that are restored so."""
     model, reference = checkpoints[family]
     profile = write_costs(model, tmp_path / "profile.json", page_size)
     async with hidden_cell(nats_server.url, model, settings(profile, tmp_path, page_size, form)) as cell:
-        document = Document(cell, reference, page_size)
-        cached = DOCUMENT_TOKENS // page_size * page_size
-
-        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
-        found = {"cached_tokens": cached, "device_tokens": cached, "computed": DOCUMENT_TOKENS + 9 - cached}
-        assert await document.ask() == found
-        await cell.flush("device", "host")
-        assert await document.ask() == {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST}
-        # What was restored is cached like anything that was computed.
-        assert await document.ask() == found
+        await computed_and_restored(Document(cell, reference, page_size), page_size)
 
 
 @pytest.mark.parametrize("restoring", ["planned", "hidden"])
@@ -178,29 +187,29 @@ async def test_a_conversation_is_restored_behind_the_holes_of_its_turns(
     assert restored >= 0.6 * len(prompt), again["usage"]
 
 
-@pytest.mark.parametrize(("family", "form"), [("llama_mha", "0/2/1"), ("llama", "1/0/2")])
+@pytest.mark.parametrize(("family", "page_size", "form"), KEPT)
 async def test_a_new_cell_restores_what_the_last_one_kept(
     family: str,
+    page_size: int,
     form: str,
     checkpoints: dict[str, tuple[Path, Reference]],
     nats_server: NatsServer,
     second_broker: NatsServer,
     tmp_path: Path,
 ) -> None:
-    """Every process and the broker are new; the hidden states on the disk are announced and used."""
+    """The same, and then every process and the broker are new; the hidden states on the disk are announced and used."""
     model, reference = checkpoints[family]
-    profile = write_costs(model, tmp_path / "profile.json", 16)
-    usage, saved = [], 0
+    profile = write_costs(model, tmp_path / "profile.json", page_size)
+    saved = 0
     for server in (nats_server, second_broker):
-        async with hidden_cell(server.url, model, settings(profile, tmp_path, 16, form)) as cell:
+        async with hidden_cell(server.url, model, settings(profile, tmp_path, page_size, form)) as cell:
             await cell.hears_of_chunks(saved)
-            usage.append(await Document(cell, reference, 7).ask())
+            document = Document(cell, reference, 7)
+            if saved:
+                assert await document.ask() == RESTORED
+            else:
+                await computed_and_restored(document, page_size)
             saved = (await cell.settle()).chunks_in_all
-
-    assert usage == [
-        {"computed": DOCUMENT_TOKENS + 9},
-        {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST},
-    ]
 
 
 async def test_a_new_cell_keeps_the_form_of_the_disk(
@@ -220,10 +229,7 @@ async def test_a_new_cell_keeps_the_form_of_the_disk(
             saved = (await cell.settle()).chunks_in_all
 
     assert saved > 0
-    assert usage == [
-        {"computed": DOCUMENT_TOKENS + 9},
-        {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST},
-    ]
+    assert usage == [COMPUTED, RESTORED]
 
 
 async def test_a_cell_keeps_hidden_states_without_a_manual_step(
@@ -249,7 +255,7 @@ async def test_a_cell_keeps_hidden_states_without_a_manual_step(
 
         found = await document.ask()
 
-    assert found == {"cached_tokens": CHUNKED, "hidden_tokens": CHUNKED, "computed": REST}
+    assert found == RESTORED
 
 
 async def test_hidden_states_that_are_torn_or_missing_are_never_used(
@@ -273,7 +279,7 @@ async def test_hidden_states_that_are_torn_or_missing_are_never_used(
             else:
                 damage(files, kind)
 
-            assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}, kind
+            assert await document.ask() == COMPUTED, kind
             await cell.flush("device", "host")
             found = await document.ask()
             assert found.get("hidden_tokens", 0) + found["computed"] == DOCUMENT_TOKENS + 9, kind
@@ -303,7 +309,7 @@ async def test_where_hidden_states_cannot_be_used_prefixes_are_kept_as_kv(
         await document.ask()
         await cell.flush("device", "host")
 
-        assert await document.ask() == {"cached_tokens": CHUNKED, "disk_tokens": CHUNKED, "computed": REST}
+        assert await document.ask() == found_in("disk", CHUNKED)
 
 
 async def test_the_planner_restores_beside_others_that_decode(

@@ -12,10 +12,16 @@ import pytest
 from services.scheduler.record import main as record_main
 from services.scheduler.replay import main as replay_main
 from shared.bus.nats_bus import connect
-from shared.codec import decode, decode_published, encode
-from shared.messages.status import SnapshotTaken, TakeSnapshot
+from shared.codec import decode_published
 from shared.messages.worker_plans import WorkerPlan
-from tests.integration.scheduler_process import SchedulerProcess, append, decisions, folded, plan_bytes
+from tests.integration.scheduler_process import (
+    SchedulerProcess,
+    append,
+    decisions,
+    folded,
+    plan_bytes,
+    snapshot_taken,
+)
 from tests.nats_server import NatsServer
 from tests.scripted_cell import scripted_cell
 
@@ -49,7 +55,7 @@ async def test_a_scheduler_continues_with_the_same_numbers_and_loses_nothing(
     await append(bus, cell, 30, 50)
     scheduler.start()
     await folded(bus, await append(bus, cell, 50, 70))
-    taken = decode(await bus.call("tc.rpc.scheduler.snapshot", encode(TakeSnapshot())), SnapshotTaken)
+    taken = await snapshot_taken(bus)
     await append(bus, cell, 70, 90)
     scheduler.end(signal.SIGKILL)
     scheduler.start()
@@ -74,12 +80,3 @@ async def test_a_scheduler_continues_with_the_same_numbers_and_loses_nothing(
     assert status.epoch == 3
     assert (recorded, replayed) == (0, 0), capsys.readouterr().out
     assert code == 0
-
-
-async def test_unknown_policy_is_refused(scheduler: SchedulerProcess) -> None:
-    """A process that cannot run as asked says why and is not restarted."""
-    scheduler.start("--policy", "nonsense")
-    code = await asyncio.to_thread(scheduler.wait)
-
-    assert code == 2
-    assert "nonsense" in scheduler.log()

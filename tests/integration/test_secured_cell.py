@@ -96,7 +96,7 @@ def test_the_broker_lets_nobody_in_without_a_password(cell: RunningCell) -> None
     address = urlsplit(cell.nats_url)
     assert address.password
 
-    with pytest.raises(ConfigError, match="does not accept who we say we are"):
+    with pytest.raises(ConfigError, match="does not accept our credentials"):
         asyncio.run(connect([f"nats://127.0.0.1:{address.port}"], "stranger"))
 
     told = logs(cell)

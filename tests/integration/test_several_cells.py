@@ -98,8 +98,7 @@ async def test_only_a_cells_own_heads_and_load_leave_it(tmp_path: Path) -> None:
             name: NatsServer(tmp_path / name, name=name, config=leaf_config(name, leaf_port)) for name in NAMES[:2]
         }
         for server in servers.values():
-            server.start()
-            stack.callback(server.stop)
+            stack.enter_context(server)
         hub, lisbon, porto = [
             await connect((url,), "test")
             for url in (f"nats://router:router@127.0.0.1:{servers['hub'].port}", *(servers[n].url for n in NAMES[:2]))

@@ -7,17 +7,17 @@ others. Every case is a whole cell behind its HTTP API; tokens really computed a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cell import running_cell
 from tests.integration.conftest import Checkpoints
 from tests.integration.exact_scenario import DEVICE_TOKENS, SCHEDULER, Scenario, survive_all
-from tests.integration.test_tier_paths import DOCUMENT_TOKENS, Document, storage_settings
+from tests.integration.test_tier_paths import CHUNKED, COMPUTED, Document, found_again, found_in, storage_settings
 from tests.nats_server import NatsServer
 
-FAMILIES = ("qwen3_next", "bamba", "lfm2")
+CHUNKS = {"host_writes": "through", "prefetch_wait": "full", "max_batch_tokens": 90}
+"""Prompts are computed in chunks, and kept in every tier."""
 
 
 @pytest.mark.integration
@@ -34,14 +34,11 @@ async def test_served_tokens_equal_generate(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "page_size"), [("qwen3_next", 1), ("qwen3_next", 64), ("bamba", 1), ("bamba", 64), ("lfm2", 16)]
+)
 async def test_every_way_back_gives_the_same_answer(
-    family: str,
-    page_size: int,
-    checkpoints: Checkpoints,
-    nats_server: NatsServer,
-    tmp_path: Path,
+    family: str, page_size: int, checkpoints: Checkpoints, nats_server: NatsServer, tmp_path: Path
 ) -> None:
     """Computed in chunks, then found on the device, in host memory and on the disk: states come with the pages."""
     model, reference = checkpoints[family]
@@ -49,47 +46,36 @@ async def test_every_way_back_gives_the_same_answer(
         nats_server.url,
         model,
         worker_settings={"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size},
-        scheduler_settings={"host_writes": "through", "prefetch_wait": "full", "max_batch_tokens": 90},
+        scheduler_settings=CHUNKS,
         storage_settings=storage_settings(tmp_path) | {"remote": ""},
     ) as cell:
         document = Document(cell, reference, page_size)
-        cached, chunked = DOCUMENT_TOKENS // page_size * page_size, DOCUMENT_TOKENS // 64 * 64
-        rest = DOCUMENT_TOKENS + 9 - cached
 
-        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
-        assert await document.ask() == {"cached_tokens": cached, "device_tokens": cached, "computed": rest}
-        await cell.flush("device")
-        assert await document.ask() == {"cached_tokens": cached, "host_tokens": cached, "computed": rest}
-        await cell.flush("device", "host")
-        found = {"cached_tokens": chunked, "disk_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}
-        assert await document.ask() == found
+        assert await document.ask() == COMPUTED
+        await found_again(document, page_size)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2"])
 async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
-    family: str,
-    checkpoints: Checkpoints,
-    nats_server: NatsServer,
-    second_broker: NatsServer,
-    tmp_path: Path,
+    family: str, checkpoints: Checkpoints, nats_server: NatsServer, second_broker: NatsServer, tmp_path: Path
 ) -> None:
-    """Every process and the broker are new, and pages have the size that the model was found to want: the first request
-    is a disk hit, and its answer the same.
+    """The same with pages of the size that the model was found to want; then every process and the broker are new: the
+    first request is a disk hit, and its answer the same.
     """
     model, reference = checkpoints[family]
-    settings: dict[str, Any] = {
-        "worker_settings": {"page_size": 0, "device_kv_bytes": 4 * 2**20},
-        "scheduler_settings": {"host_writes": "through", "prefetch_wait": "full"},
-        "storage_settings": storage_settings(tmp_path) | {"remote": ""},
-    }
-    usage, saved = [], 0
-    for server in (nats_server, second_broker):
-        async with running_cell(server.url, model, **settings) as cell:
+    saved = 0
+    for server, found in ((nats_server, COMPUTED), (second_broker, found_in("disk", CHUNKED))):
+        async with running_cell(
+            server.url,
+            model,
+            worker_settings={"page_size": 0, "device_kv_bytes": 4 * 2**20},
+            scheduler_settings=CHUNKS,
+            storage_settings=storage_settings(tmp_path) | {"remote": ""},
+        ) as cell:
             await cell.hears_of_chunks(saved)
-            usage.append(await Document(cell, reference, 7).ask())
+            document = Document(cell, reference, 7)
+            assert await document.ask() == found
+            if found == COMPUTED:
+                await found_again(document, (await cell.status()).page_size)
             saved = (await cell.settle()).chunks_in_all
-
-    chunked = DOCUMENT_TOKENS // 64 * 64
-    assert usage[0] == {"computed": DOCUMENT_TOKENS + 9}
-    assert usage[1] == {"cached_tokens": chunked, "disk_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}

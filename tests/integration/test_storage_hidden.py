@@ -4,7 +4,6 @@ never taken for it.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from pathlib import Path
 
@@ -19,17 +18,11 @@ from shared.messages.pools import HIDDEN, KvGeometry
 from shared.messages.storage_events import ChunksDropped, ChunksListed
 from shared.messages.storage_plans import DropChunks, PinChunks
 from tests.chunk_makers import HIDDEN_GEOMETRIES
-from tests.integration.storage_cell import BLOB_BYTES, NAMESPACE, Sequence, StorageCell, gated_memory
+from tests.integration.storage_cell import BLOB_BYTES, NAMESPACE, Sequence, gated_memory
 from tests.integration.storage_hidden_cell import HIDDEN_GEOMETRY, OTHER, running_with_hidden, told
 from tests.memory_backend import MemoryBackend
 
 pytestmark = pytest.mark.integration
-
-
-async def _uploaded(cell: StorageCell, count: int) -> None:
-    async with asyncio.timeout(20.0):
-        while (await cell.inventory()).counters["chunks_uploaded"] < count:
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
@@ -158,7 +151,7 @@ async def test_hidden_states_that_another_storage_saved_come_from_the_object_sto
         written = state.write(sequence, pages)
         await state.cell.save(sequence, host=pages, form=HIDDEN)
         await state.cell.save(sequence, device=pages)
-        await _uploaded(state.cell, 4)
+        await state.cell.uploaded(4)
     async with running_with_hidden(prefix, Media(gated_memory(), store)) as state:
         far = await state.cell.fetch(sequence, pages, form=HIDDEN)
         listed = await told(state.cell, ChunksListed, 2)

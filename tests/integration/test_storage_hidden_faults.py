@@ -19,6 +19,7 @@ from shared.messages.pools import HIDDEN, KvGeometry
 from shared.messages.status import VerifyChunks
 from shared.messages.storage_events import ChunksDropped, ChunksFetched, ChunksSaved, HostPoolCreated
 from shared.messages.storage_plans import CancelFetch, CreateHostPool, DropChunks, PinChunks
+from tests.cases import case
 from tests.integration.storage_cell import (
     GEOMETRY,
     NAMESPACE,
@@ -97,10 +98,14 @@ async def test_verifying_walks_both_forms(prefix: str, tmp_path: Path) -> None:
         while answers[-1].next_after:
             answers.append(await cell.verify(VerifyChunks(after=answers[-1].next_after, max_chunks=2)))
         dropped = await told(cell, ChunksDropped, 1)
+        counters = (await cell.inventory()).counters
 
     assert sum(answer.checked for answer in answers) == 6
+    assert len(answers) >= 3
     (bad,) = [line for answer in answers for line in answer.bad]
     assert bad.startswith(sequence.names[2].hex())
+    assert "wrong checksum" in bad
+    assert counters["disk_chunks"] == 5
     assert dropped == {"kv": [], HIDDEN: [sequence.names[2]]}
 
 
@@ -156,28 +161,27 @@ async def test_hidden_pages_are_read_before_a_later_order_writes_them(
         assert state.holds(second, pages[12:], other)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"host_pages": pack_int32([0, 1, -1, 3])}, "hidden pool alone"),
-        ({"host_pages": pack_int32([0, 1, -1, 3]), "device_pages": pack_int32([-1, -1, 2, -1])}, "device pages"),
-        ({"device_pages": pack_int32([0] * 4), "worker_id": "w0", "worker_incarnation": "i0"}, "device pages"),
-        ({"host_pages": pack_int32([0, 1, 2, 48])}, "48 of the pool"),
-        ({"form": "kv"}, "were replaced"),
-    ],
-)
-async def test_a_bad_save_of_hidden_states_is_answered(prefix: str, change: dict[str, Any], reason: str) -> None:
+BAD_SAVES: list[tuple[dict[str, Any], str]] = [
+    ({"host_pages": pack_int32([0, 1, -1, 3])}, "hidden pool alone"),
+    ({"host_pages": pack_int32([0, 1, -1, 3]), "device_pages": pack_int32([-1, -1, 2, -1])}, "device pages"),
+    ({"device_pages": pack_int32([0] * 4), "worker_id": "w0", "worker_incarnation": "i0"}, "device pages"),
+    ({"host_pages": pack_int32([0, 1, 2, 48])}, "48 of the pool"),
+    ({"form": "kv"}, "were replaced"),
+]
+
+
+async def test_a_bad_save_of_hidden_states_is_answered(prefix: str) -> None:
     """A device page, a page that there is not, or one of the other pool: the answer says what is wrong."""
     sequence = Sequence.make(1, 1)
     disk = gated_memory()
     async with running_with_hidden(prefix, Media(disk)) as state:
         state.write(sequence, [0, 1, 2, 3])
-        order = state.cell.save_order(sequence, host=[0, 1, 2, 3], **({"form": HIDDEN} | change))
-        await state.cell.order(order)
-        saved = await state.cell.event(ChunksSaved)
+        for change, reason in BAD_SAVES:
+            with case(reason=reason):
+                saved = await state.cell.save(sequence, host=[0, 1, 2, 3], **({"form": HIDDEN} | change))
 
-    assert (saved.save_id, saved.chunks, disk.puts) == (order.save_id, b"", 0)
-    assert reason in saved.error
+                assert (saved.chunks, disk.puts) == (b"", 0)
+                assert reason in saved.error
 
 
 async def test_orders_before_the_hidden_pool_are_answered(prefix: str) -> None:
@@ -195,30 +199,32 @@ async def test_orders_before_the_hidden_pool_are_answered(prefix: str) -> None:
     assert of_kv.chunks == sequence.names[0]
 
 
+OTHER_SHAPE = {"kv_heads": 1, "page_size": 64, "hidden": 0}
+
+
 @pytest.mark.parametrize(
-    ("change", "budget", "reason"),
+    ("budget", "reasons"),
     [
-        ({"kv_heads": 1}, 2**20, "not restored from"),
-        ({"page_size": 64}, 2**20, "not restored from"),
-        ({"hidden": 0}, 2**20, "do not add up"),
-        ({}, 0, "--hidden-bytes is 0"),
-        ({}, 64, "raise --hidden-bytes"),
+        (2**20, {"kv_heads": "not restored from", "page_size": "not restored from", "hidden": "do not add up"}),
+        (0, {"": "--hidden-bytes is 0"}),
+        (64, {"": "raise --hidden-bytes"}),
     ],
 )
-async def test_a_hidden_pool_that_cannot_be_is_answered(
-    prefix: str, change: dict[str, int], budget: int, reason: str
-) -> None:
+async def test_a_hidden_pool_that_cannot_be_is_answered(prefix: str, budget: int, reasons: dict[str, str]) -> None:
     """Another model's hidden states, layers that do not add up, no budget: each is said, and KV goes on."""
     sequence = Sequence.make(1, 1)
     async with running_storage(prefix, Media(gated_memory()), hidden_bytes=budget) as cell:
-        await cell.order(CreateHostPool(geometry=msgspec.structs.replace(HIDDEN_GEOMETRY, **change)))
-        created = await cell.event(HostPoolCreated)
+        for changed, reason in reasons.items():
+            other = {changed: OTHER_SHAPE[changed]} if changed else {}
+            await cell.order(CreateHostPool(geometry=msgspec.structs.replace(HIDDEN_GEOMETRY, **other)))
+            created = await cell.event(HostPoolCreated)
+
+            assert (created.handle, created.form) == (None, HIDDEN)
+            assert reason in created.error
         saved = await cell.save(sequence, device=[0, 1, 2, 3])
 
         assert cell.joined is not None
         assert cell.joined.hidden_bytes == budget
-    assert (created.handle, created.form) == (None, HIDDEN)
-    assert reason in created.error
     assert saved.chunks == sequence.names[0]
 
 

@@ -1,50 +1,49 @@
-"""A storage as a process, with a real broker: it joins, backs up, leaves in order, and is cleaned up after."""
+"""Storages as processes, with a real broker: killed, without a broker, told to end, given up; and what comes after."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from shared import subjects
 from shared.bus import nats_bus
-from shared.bus.protocol import Bus, StreamLimits
-from shared.codec import Input, decode_input, encode
-from shared.errors import Unavailable
-from shared.memory import HostPoolView, SharedSegment, unlink_all
+from shared.bus.protocol import StreamLimits
+from shared.codec import encode
+from shared.ids import split_digests
 from shared.memory.segment import SHM_DIRECTORY
-from shared.messages.base import pack_int32
-from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.status import CellStatus
-from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageJoined, StorageLeft
-from shared.messages.storage_plans import AttachDevicePool, BackupPages, CreateHostPool, StorageOrder, StoragePlan
+from shared.messages.storage_events import ChunksListed, StorageJoined, StorageLeft
+from tests.conformance.object_stores import S3Place
+from tests.integration.storage_cell import GEOMETRY, TIMEOUT_S, Sequence, StorageCell, make_pools
 from tests.nats_server import NatsServer
-from tests.run_name import RUN
+from tests.present import present
 
 pytestmark = pytest.mark.integration
 
-GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=16, page_size=16, dtype="float32")
-PREFIX = f"{RUN}-{secrets.token_hex(4)}"
 
-
-@pytest.fixture(autouse=True)
-def _no_leftovers() -> Iterator[None]:
-    yield
-    unlink_all(PREFIX)
+@pytest.fixture
+async def cell(nats_server: NatsServer) -> AsyncIterator[StorageCell]:
+    """The scheduler's side; no storage has been started yet."""
+    bus = await nats_bus.connect([nats_server.url], "scheduler")
+    await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
+    made = StorageCell(bus, GEOMETRY)
+    await made.answer_standing()
+    yield made
+    await bus.close()
 
 
 @asynccontextmanager
-async def _storage(url: str) -> AsyncIterator[Process]:
-    flags = ["--nats", url, "--id", "s0", "--node", "n0", "--shm-prefix", PREFIX, "--host-kv-bytes", "4MiB"]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.storage", *flags)
+async def storage(url: str, prefix: str, *flags: str) -> AsyncIterator[Process]:
+    """A process, certainly dead at the end."""
+    common = ["--nats", url, "--id", "s0", "--node", "n0", "--shm-prefix", prefix, "--host-kv-bytes", "4MiB"]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.storage", *common, *flags)
     try:
         yield process
     finally:
@@ -53,160 +52,98 @@ async def _storage(url: str) -> AsyncIterator[Process]:
         await process.wait()
 
 
-class _Scheduler:
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._events = bus.follow(subjects.INPUTS_STREAM)
-        self._number = 0
-        self.incarnation = ""
-
-    async def event(self) -> Input:
-        async with asyncio.timeout(60.0):
-            event = decode_input((await anext(self._events)).data)
-        if isinstance(event, StorageJoined):
-            self.incarnation, self._number = event.incarnation, 0
-        return event
-
-    async def order(self, order: StorageOrder) -> None:
-        self._number += 1
-        plan = StoragePlan(
-            storage_id="s0", incarnation=self.incarnation, number=self._number, epoch=1, cause=1, order=order
-        )
-        # Acknowledged, because a core publish into a connection that has just died is lost.
-        for _ in range(100):
-            try:
-                await self._bus.append(
-                    subjects.storage_output("s0"), encode(plan), message_id=f"{self.incarnation}.{self._number}"
-                )
-                return
-            except Unavailable:
-                await asyncio.sleep(0.1)
-        raise AssertionError("the broker did not come back")
-
-    async def create_host_pool(self) -> PoolHandle:
-        await self.order(CreateHostPool(geometry=GEOMETRY))
-        created = await self.event()
-        assert isinstance(created, HostPoolCreated)
-        assert created.handle is not None, created.error
-        return created.handle
+async def joined(cell: StorageCell, prefix: str) -> str:
+    """Wait until a storage has joined and has pools; the name of its segment."""
+    cell.begin_incarnation()
+    cell.joined = await cell.event(StorageJoined)
+    await make_pools(cell, prefix)
+    return present(cell.host).handle.name
 
 
-@pytest.fixture
-async def scheduler(nats_server: NatsServer) -> AsyncIterator[_Scheduler]:
-    bus = await nats_bus.connect([nats_server.url], "scheduler")
-    await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
-    yield _Scheduler(bus)
-    await bus.close()
+async def test_a_killed_storage_is_cleaned_up_after_and_warm_again(
+    nats_server: NatsServer, cell: StorageCell, prefix: str, tmp_path: Path
+) -> None:
+    """After SIGKILL its segment stays until the next start, which joins with its budget and a pool of its own and lists
+    what was saved. Pages travel from one process's pool to another's; SIGTERM ends with StorageLeft, exit code 0, no
+    segment.
+    """
+    sequence, pages = Sequence.make(1, 2), list(range(8))
+    disk = ("--disk-dir", str(tmp_path), "--disk-kv-bytes", "8MiB")
+    async with storage(nats_server.url, prefix, *disk):
+        killed = await joined(cell, prefix)
+        first, survivor = present(cell.joined), present(cell.host)
+        saved = await cell.save(sequence, device=pages)
+    was_left = (SHM_DIRECTORY / killed).exists()
+    async with storage(nats_server.url, prefix, *disk) as process:
+        segment = await joined(cell, prefix)
+        second = present(cell.joined)
+        are_there = [(SHM_DIRECTORY / name).exists() for name in (killed, segment)]
+        listed = await cell.event(ChunksListed)
+        fetched = await cell.fetch(sequence, pages)
+        done = await cell.backup(sequence, [26, 27], [16, 17])
+        are_equal = cell.holds(sequence, pages, pages, pages), cell.holds(sequence, [0, 1], [16, 17], [26, 27])
+        process.terminate()
+        left = await cell.event(StorageLeft)
+        exit_code = await asyncio.wait_for(process.wait(), TIMEOUT_S)
+
+    assert (was_left, are_there) == (True, [False, True])
+    assert second.incarnation != first.incarnation
+    survivor.pages[0] = 1
+    assert (survivor.pages[0] == 1).all()
+    assert second.disk_bytes == 8 * 2**20
+    assert saved.chunks == b"".join(sequence.names)
+    assert sorted(split_digests(listed.chunks)) == sorted(sequence.names)
+    assert (fetched.chunks, done.ok, are_equal) == (2, True, (True, True))
+    assert (left, exit_code) == (StorageLeft(storage_id="s0", incarnation=second.incarnation), 0)
+    assert not (SHM_DIRECTORY / segment).exists()
 
 
-async def test_backup_then_sigterm(nats_server: NatsServer, scheduler: _Scheduler) -> None:
-    """Pages travel from one process's pool to another's; SIGTERM ends with StorageLeft, exit code 0, no files."""
-    device = SharedSegment.create(PREFIX, "device", 8 * GEOMETRY.page_bytes)
-    device.array[:] = np.random.default_rng(0).integers(0, 256, device.nbytes, dtype=np.uint8)
-    worker_pool = PoolHandle(
-        kind="shm", layout="layer_first", name=device.name, nbytes=device.nbytes, pages=8, geometry=GEOMETRY
-    )
-    identity = b"i" * 16
-    async with _storage(nats_server.url) as process:
-        joined = await scheduler.event()
-        handle = await scheduler.create_host_pool()
-        host = HostPoolView.attach(handle, writable=False)
-        await scheduler.order(AttachDevicePool(worker_id="w0", worker_incarnation="i0", handle=worker_pool))
-        await scheduler.order(
-            BackupPages(
-                transfer_id=5,
-                worker_id="w0",
-                worker_incarnation="i0",
-                device_pages=pack_int32([6]),
-                host_pages=pack_int32([2]),
-                identities=identity,
-            )
-        )
-        done = await scheduler.event()
-        process.send_signal(signal.SIGTERM)
-        left = await scheduler.event()
-        exit_code = await asyncio.wait_for(process.wait(), 60.0)
+async def test_what_a_killed_storage_had_not_uploaded_is_uploaded_by_the_next(
+    nats_server: NatsServer, cell: StorageCell, prefix: str, tmp_path: Path
+) -> None:
+    """With a store that answers nothing until the first of them is gone."""
+    sequence, place = Sequence.make(1, 4), S3Place()
+    flags = ("--disk-dir", str(tmp_path), "--disk-kv-bytes", "8MiB", "--remote", place.config().remote)
+    backend = place.open()
+    with place.environment():
+        place.proxy.always = "503"
+        async with storage(nats_server.url, prefix, *flags):
+            await joined(cell, prefix)
+            saved = await cell.save(sequence, device=list(range(16)))
+        place.proxy.always = ""
+        before = list(backend.entries())
+        async with storage(nats_server.url, prefix, *flags):
+            await joined(cell, prefix)
+            await cell.uploaded(4)
+    uploaded = [entry.key.identity for entry in backend.entries()]
+    backend.close()
+    place.close()
 
-    assert isinstance(joined, StorageJoined)
-    assert isinstance(done, BackupDone)
-    assert (done.transfer_id, done.ok) == (5, True)
-    halves = device.array.reshape(GEOMETRY.layers, 2, 8, GEOMETRY.half_bytes)
-    for layer in range(GEOMETRY.layers):
-        host.verify_layer(2, layer, identity)
-        assert host.pages[2, layer].tobytes() == halves[layer, :, 6].tobytes()
-    assert left == StorageLeft(storage_id="s0", incarnation=joined.incarnation)
-    assert exit_code == 0
-    assert not (SHM_DIRECTORY / handle.name).exists()
+    assert saved.chunks == b"".join(sequence.names)
+    assert before == []
+    assert sorted(uploaded) == sorted(sequence.names)
 
 
-async def test_a_killed_storage_is_cleaned_up_by_the_next(nats_server: NatsServer, scheduler: _Scheduler) -> None:
-    """After SIGKILL the file stays until the next start; that is a new incarnation with an empty pool of its own."""
-    async with _storage(nats_server.url) as first:
-        joined = await scheduler.event()
-        killed_handle = await scheduler.create_host_pool()
-        survivor = HostPoolView.attach(killed_handle)
-        os.kill(first.pid, signal.SIGKILL)
-        await first.wait()
-    was_left = (SHM_DIRECTORY / killed_handle.name).exists()
-
-    async with _storage(nats_server.url):
-        rejoined = await scheduler.event()
-        handle = await scheduler.create_host_pool()
-
-        assert was_left
-        assert not (SHM_DIRECTORY / killed_handle.name).exists()
-        assert (SHM_DIRECTORY / handle.name).exists()
-        assert isinstance(joined, StorageJoined)
-        assert isinstance(rejoined, StorageJoined)
-        assert rejoined.incarnation != joined.incarnation
-        survivor.pages[0] = 1
-        assert (survivor.pages[0] == 1).all()
-
-
-async def test_a_killed_broker_is_survived(nats_server: NatsServer, scheduler: _Scheduler) -> None:
-    """After the broker died and came back, the same storage hears the next plan and answers it."""
-    async with _storage(nats_server.url):
-        await scheduler.event()
-        await scheduler.create_host_pool()
+async def test_a_storage_outlives_its_broker_and_sighup_and_ends_once_it_was_given_up(
+    nats_server: NatsServer, cell: StorageCell, prefix: str
+) -> None:
+    """It hears the next plan when the broker has died and come back, and carries out orders after SIGHUP; once the
+    cell's status lists it no more, it ends with exit code 1.
+    """
+    sequence, cell.may_lose_its_broker = Sequence.make(1, 1), True
+    async with storage(nats_server.url, prefix) as process:
+        await joined(cell, prefix)
         nats_server.kill()
         nats_server.start()
-
-        await scheduler.order(
-            BackupPages(
-                transfer_id=9,
-                worker_id="w0",
-                worker_incarnation="i0",
-                device_pages=pack_int32([0]),
-                host_pages=pack_int32([0]),
-                identities=b"i" * 16,
-            )
-        )
-        answer = await scheduler.event()
-
-    assert isinstance(answer, BackupDone)
-    assert (answer.transfer_id, answer.ok) == (9, False)
-    assert "no device pool" in answer.error
-
-
-async def test_sighup_ends_nothing_and_a_storage_that_was_given_up_ends(nats_server: NatsServer) -> None:
-    """After SIGHUP it still carries out orders; once the cell's status lists it no more, it ends with exit code 1."""
-    bus = await nats_bus.connect([nats_server.url], "scheduler")
-    await bus.ensure_streams(StreamLimits(max_bytes=64 * 2**20))
-    scheduler = _Scheduler(bus)
-    async with _storage(nats_server.url) as process:
-        await scheduler.event()
+        after_outage = await cell.backup(sequence, [0], [0])
         process.send_signal(signal.SIGHUP)
-        handle = await scheduler.create_host_pool()
-        listed = {"s0": scheduler.incarnation}
-        for storages in (listed, {}):
+        after_sighup = await cell.backup(sequence, [1], [1])
+        for storages in ({"s0": present(cell.joined).incarnation}, {}):
             status = CellStatus(
                 scheduler_id="s", epoch=1, seq=1, model="m", page_size=16, queued=0, running=0, max_queued=1,
                 max_context=1, storage_incarnations=storages,
             )  # fmt: skip
-            await bus.publish(subjects.STATUS, encode(status))
-        async with asyncio.timeout(60.0):
-            exit_code = await process.wait()
-    await bus.close()
+            await cell.bus.publish(subjects.STATUS, encode(status))
+        exit_code = await asyncio.wait_for(process.wait(), TIMEOUT_S)
 
-    assert handle.pages > 0
-    assert exit_code == 1
+    assert (after_outage.ok, after_sighup.ok, exit_code) == (True, True, 1)

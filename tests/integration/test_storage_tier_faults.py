@@ -19,11 +19,8 @@ from shared.bus.protocol import Delivery
 from shared.chunks import geometry_id
 from shared.codec import decode
 from shared.messages.pools import KvGeometry
-from shared.messages.status import Heartbeat, VerifyChunks
-from shared.messages.storage_events import (
-    ChunksDropped,
-    ChunksListed,
-)
+from shared.messages.status import Heartbeat
+from shared.messages.storage_events import ChunksListed
 from tests.integration.storage_cell import (
     BLOB_BYTES,
     FULL,
@@ -104,7 +101,9 @@ async def test_damaged_host_memory_is_not_saved(prefix: str) -> None:
 async def test_a_corrupt_chunk_is_missing_and_nothing_behind_it_is_served(
     prefix: str, tmp_path: Path, offset: int
 ) -> None:
-    """One wrong bit in a file: what is before it is served, the chunk is gone and counted, the rest is not served."""
+    """One wrong bit in a file: what is before it is served, the chunk is gone and counted, the rest is not served.
+    Saved again, it is good.
+    """
     sequence = Sequence.make(1, 3)
     async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
         await cell.save(sequence, device=list(range(12)))
@@ -119,23 +118,13 @@ async def test_a_corrupt_chunk_is_missing_and_nothing_behind_it_is_served(
         assert cell.holds(sequence, [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3])
         assert cell.host is not None
         assert not cell.host.identities[4:12].any()
+        saved = await cell.save(sequence, device=list(range(12)))
+        good = await cell.fetch(sequence, list(range(12)))
+        assert (saved.chunks, good.chunks) == (b"".join(sequence.names), 3)
+        assert cell.holds(sequence, list(range(12)), list(range(12)), list(range(12)))
         assert again.missing == sequence.names[1]
         assert counters["chunks_quarantined"] == 1
         assert counters["disk_chunks"] == 2
-
-
-async def test_a_bad_chunk_is_saved_anew(prefix: str, tmp_path: Path) -> None:
-    """A chunk that was quarantined can be saved again and is good then."""
-    sequence = Sequence.make(1, 1)
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
-        await cell.save(sequence, device=list(range(4)))
-        flip_byte(_file_of(tmp_path / "chunks", sequence.names[0]), BLOCK_BYTES)
-        bad = await cell.fetch(sequence, list(range(4)))
-        saved = await cell.save(sequence, device=list(range(4)))
-        good = await cell.fetch(sequence, list(range(4)))
-
-        assert (bad.chunks, saved.chunks, good.chunks) == (0, sequence.names[0], 1)
-        assert cell.holds(sequence, [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3])
 
 
 async def test_a_full_disk_ends_saves_but_nothing_else(prefix: str) -> None:
@@ -216,9 +205,7 @@ async def test_only_sealed_chunks_reach_a_store_that_is_added(prefix: str, tmp_p
     store = MemoryBackend(max_bytes=2**30)
     media = _cipher(tmp_path, KEY_A)
     async with running_storage(prefix, Media(media.disk, store, media.cipher)) as cell:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (await cell.inventory()).counters["chunks_uploaded"]:
-                await asyncio.sleep(0.01)
+        await cell.uploaded(1)
         counters = await cell.idle()
     async with running_storage(prefix, Media(None, store, media.cipher)) as cell:
         fetched = await cell.fetch(sealed, list(range(4)))
@@ -317,27 +304,6 @@ async def test_an_unreachable_object_store_costs_nothing_but_itself(prefix: str)
     assert (saved.chunks, saved.error) == (b"".join(sequence.names[:2]), "")
     assert (fetched.chunks, fetched.missing) == (2, sequence.names[2])
     assert "connection refused" in fetched.error
-
-
-async def test_verifying_finds_what_rotted(prefix: str, tmp_path: Path) -> None:
-    """A scrub walks the disk in pieces, quarantines what is bad, and tells operator and scheduler."""
-    sequence = Sequence.make(1, 5)
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
-        await cell.save(sequence, device=list(range(20)))
-        flip_byte(_file_of(tmp_path / "chunks", sequence.names[3]), BLOCK_BYTES + 17)
-        pieces = [await cell.verify(VerifyChunks(max_chunks=2))]
-        while pieces[-1].next_after:
-            pieces.append(await cell.verify(VerifyChunks(after=pieces[-1].next_after, max_chunks=2)))
-        dropped = await cell.event(ChunksDropped)
-        counters = (await cell.inventory()).counters
-
-    assert sum(piece.checked for piece in pieces) == 5
-    assert len(pieces) >= 3
-    (bad,) = [line for piece in pieces for line in piece.bad]
-    assert bad.startswith(sequence.names[3].hex())
-    assert "wrong checksum" in bad
-    assert dropped.chunks == sequence.names[3]
-    assert counters["disk_chunks"] == 4
 
 
 async def test_too_little_staging_leaves_the_tiers_out(prefix: str) -> None:

@@ -69,10 +69,7 @@ def sites(tmp_path: Path) -> Iterator[dict[str, Site]]:
             config = gateway_of(name, ports) + hub_config(NAMES, leaf_port)
             hub = NatsServer(tmp_path / f"hub-{name}", name=f"hub-{name}", config=config, has_jetstream=False)
             broker = NatsServer(tmp_path / name, name=name, config=leaf_config(name, leaf_port))
-            made[name] = Site(hub, broker)
-            for server in (hub, broker):
-                server.start()
-                stack.callback(server.stop)
+            made[name] = Site(stack.enter_context(hub), stack.enter_context(broker))
         yield made
 
 

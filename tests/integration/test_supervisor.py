@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -212,10 +211,7 @@ def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
         supervisor.wait()
         supervisor.stdout.close()
 
-    deadline = time.monotonic() + 60
-    while any(start_time(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(start_time(pid) for pid in pids)
+    assert waiting.holds(lambda: not any(start_time(pid) for pid in pids))
 
 
 async def test_deaths_are_told_with_their_exit_code_and_stops_are_not(tmp_path: Path) -> None:

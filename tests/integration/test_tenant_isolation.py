@@ -12,9 +12,9 @@ from services.gateway.keys import key_hash
 from services.gateway.tenant_file import write_tenants
 from services.gateway.tenants import Tenant
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
-from tests.reference import Reference
 
 pytestmark = pytest.mark.integration
 
@@ -38,12 +38,13 @@ async def ask(cell: Cell, tenant: str, prompt: list[int], salt: str | None) -> t
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-async def test_a_random_walk_of_tenants_never_crosses(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_a_random_walk_of_tenants_never_crosses(
+    checkpoints: Checkpoints, nats_server: NatsServer, tmp_path: Path
+) -> None:
     """The same prompts under the same salts from tenants and from others: found is what that very caller has left,
     from the device, from host memory and from the disk, and every answer is that of the model.
     """
-    model = make_checkpoint("llama", tmp_path / "model")
-    reference = Reference(model)
+    model, reference = checkpoints["llama"]
     (tmp_path / "disk").mkdir()
     rng = random.Random("tenants:1")
     shared = [rng.randrange(8, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]

@@ -13,7 +13,8 @@ from services.gateway.keys import key_hash
 from services.gateway.tenant_file import write_tenants
 from services.gateway.tenants import Tenant
 from tests.cell import Cell, running_cell
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
+from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -34,9 +35,11 @@ async def told(cell: Cell, claim: Callable[[Rows], bool]) -> Rows:
             await asyncio.sleep(0.05)
 
 
-async def test_bytes_of_every_tier_are_told_by_tenant(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_bytes_of_every_tier_are_told_by_tenant(
+    checkpoints: Checkpoints, nats_server: NatsServer, tmp_path: Path
+) -> None:
     """Neither tenant has a quota. What is flushed from a tier is not told any more."""
-    model = make_checkpoint("llama", tmp_path / "model")
+    model, _ = checkpoints["llama"]
     write_tenants(
         tmp_path / "tenants.toml",
         {name: Tenant(salt=salt, keys=(key_hash(f"key-of-{name}".encode()),)) for name, salt in SALTS.items()},

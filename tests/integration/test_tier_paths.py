@@ -25,15 +25,20 @@ from tests.reference import Reference
 DEVICE_TOKENS = 512
 DOCUMENT_TOKENS = 200
 ANSWER_TOKENS = 8
-CASES = [
-    *(("llama", 1), ("llama", 16), ("opt", 32), ("opt", 64)),
-    *(("mla", 1), ("mla", 64), ("gemma4", 16)),
-    *(("gpt_oss", 16), ("llama4", 1), ("bloom", 16)),
+WAYS = [("llama", 1), ("opt", 64), ("mla", 1), ("gemma4", 16)]
+KEPT = [
+    *(("llama", 16), ("opt", 32), ("mla", 64), ("gemma4_padded", 16)),
+    *(("gpt_oss", 1), ("llama4", 16), ("bloom", 1), ("indexed", 16)),
 ]
 """Llama here has grouped-query attention, OPT as many KV heads as query heads. Pages of the next hold latents, and K
-and V of other heads from layer to layer. gpt-oss has sinks, Llama 4 chunks, and BLOOM attends by code of its own.
+and V of other heads from layer to layer. gpt-oss has sinks, Llama 4 chunks, BLOOM attends by code of its own, and GLM 5
+to what index keys beside its latents choose.
 """
-UNITS = {"mla": 2, "gemma4_padded": 4}
+CHUNKED = DOCUMENT_TOKENS // 64 * 64
+COMPUTED = {"computed": DOCUMENT_TOKENS + 9}
+"""What :meth:`Document.ask` says where nothing was found."""
+THROUGH = {"host_writes": "through", "prefetch_wait": "full"}
+UNITS = {"mla": 2, "gemma4_padded": 4, "indexed": 2}
 """Of a page, each of which has a checksum; 3 of those not named."""
 
 
@@ -77,6 +82,45 @@ class Document:
         return sum(inventory.counters.get("prefill_tokens_computed", 0) for inventory in inventories)
 
 
+def found_in(tier: str, tokens: int) -> dict[str, int]:
+    """What :meth:`Document.ask` says where so many tokens were found in one tier."""
+    return {"cached_tokens": tokens, f"{tier}_tokens": tokens, "computed": DOCUMENT_TOKENS + 9 - tokens}
+
+
+async def found_again(document: Document, page_size: int) -> None:
+    """What was computed once is found on the device, in host memory and on the disk, one after the other."""
+    cached = DOCUMENT_TOKENS // page_size * page_size
+    assert await document.ask() == found_in("device", cached)
+    await document.cell.flush("device")
+    assert await document.ask() == found_in("host", cached)
+    await document.cell.flush("device", "host")
+    assert await document.ask() == found_in("disk", CHUNKED)
+
+
+async def found_in_store(document: Document) -> None:
+    """In the object store, and on the disk again: what came from the store is written there."""
+    await document.cell.flush("device", "host", "disk")
+    assert await document.ask() == found_in("remote", CHUNKED)
+    await document.cell.flush("device", "host")
+    assert await document.ask() == found_in("disk", CHUNKED)
+
+
+async def copied_from_neighbour(document: Document, page_size: int) -> None:
+    """A burst spreads over two workers; whoever is second copies the document from the other's device, once."""
+    await document.ask()
+    prompts = [document.question(24) for _ in range(12)]
+
+    answers = await asyncio.gather(*(document.cell.complete(prompt, 24) for prompt in prompts))
+    await document.cell.settle()
+
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer["choices"][0]["token_ids"] == document.reference.greedy(prompt, 24)
+    details = [answer["usage"]["prompt_tokens_details"] for answer in answers]
+    cached = DOCUMENT_TOKENS // page_size * page_size
+    assert all(detail["cached_tokens"] == cached for detail in details)
+    assert [detail["neighbour_tokens"] for detail in details if detail["neighbour_tokens"]] == [cached]
+
+
 def pages_of(cell: Cell, units: int, pages: int) -> dict[bytes, npt.NDArray[np.uint8]]:
     """What the host pool holds now, by identity."""
     mapped = segment(cell, "host")
@@ -100,7 +144,7 @@ def storage_settings(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), CASES)
+@pytest.mark.parametrize(("family", "page_size"), WAYS)
 async def test_every_way_back_gives_the_same_answer(
     family: str,
     page_size: int,
@@ -110,42 +154,22 @@ async def test_every_way_back_gives_the_same_answer(
 ) -> None:
     """Computed, then found on the device, in host memory, on the disk and in the object store."""
     model, reference = checkpoints[family]
-    worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
-    scheduler = {"host_writes": "through", "prefetch_wait": "full"}
     async with running_cell(
         nats_server.url,
         model,
-        worker_settings=worker,
-        scheduler_settings=scheduler,
+        worker_settings={"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size},
+        scheduler_settings=THROUGH,
         storage_settings=storage_settings(tmp_path),
     ) as cell:
         document = Document(cell, reference, page_size)
-        cached = DOCUMENT_TOKENS // page_size * page_size
-        chunked = DOCUMENT_TOKENS // 64 * 64
-        rest = DOCUMENT_TOKENS + 9 - cached
 
-        assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}
-        assert await document.ask() == {"cached_tokens": cached, "device_tokens": cached, "computed": rest}
-        await cell.flush("device")
-        assert await document.ask() == {"cached_tokens": cached, "host_tokens": cached, "computed": rest}
-        await cell.flush("device", "host")
-        found = {"cached_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}
-        assert await document.ask() == found | {"disk_tokens": chunked}
-        await cell.flush("device", "host", "disk")
-        assert await document.ask() == found | {"remote_tokens": chunked}
-        # What came from the object store is on the disk again.
-        await cell.flush("device", "host")
-        assert await document.ask() == found | {"disk_tokens": chunked}
+        assert await document.ask() == COMPUTED
+        await found_again(document, page_size)
+        await found_in_store(document)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("family", "page_size"),
-    [
-        *(("llama", 16), ("opt", 16), ("mla", 16), ("gemma4_padded", 16)),
-        *(("gpt_oss", 1), ("llama4", 16), ("bloom", 1)),
-    ],
-)
+@pytest.mark.parametrize(("family", "page_size"), KEPT)
 async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     family: str,
     page_size: int,
@@ -154,31 +178,33 @@ async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     second_broker: NatsServer,
     tmp_path: Path,
 ) -> None:
-    """Every process and the broker are new; the first request is a disk hit, and its KV is the old one to the bit."""
+    """After all that every process and the broker are new; the first request is a disk hit, and its KV is the one
+    that was computed, to the bit.
+    """
     model, reference = checkpoints[family]
-    worker = {"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size}
-    settings: dict[str, Any] = {
-        "worker_settings": worker,
-        "scheduler_settings": {"host_writes": "through", "prefetch_wait": "full"},
-        "storage_settings": storage_settings(tmp_path) | {"remote": ""},
-    }
     kept: list[dict[bytes, npt.NDArray[np.uint8]]] = []
-    usage, saved = [], 0
-    for server in (nats_server, second_broker):
-        async with running_cell(server.url, model, **settings) as cell:
+    saved, storage = 0, storage_settings(tmp_path)
+    for server, found in ((nats_server, COMPUTED), (second_broker, found_in("disk", CHUNKED))):
+        async with running_cell(
+            server.url,
+            model,
+            worker_settings={"page_size": page_size, "device_pages": DEVICE_TOKENS // page_size},
+            scheduler_settings=THROUGH,
+            storage_settings=storage,
+        ) as cell:
             await cell.hears_of_chunks(saved)
             document = Document(cell, reference, 7)
-            usage.append(await document.ask())
-            status = await cell.settle()
-            saved = status.chunks_in_all
-            pages = next(pool.total for pool in status.pools if pool.tier == "host")
+            assert await document.ask() == found
+            pages = next(pool.total for pool in (await cell.status()).pools if pool.tier == "host")
             kept.append(pages_of(cell, UNITS.get(family, 3), pages))
+            if found == COMPUTED:
+                await found_again(document, page_size)
+                await found_in_store(document)
+            saved = (await cell.settle()).chunks_in_all
+        storage |= {"remote": ""}
 
-    chunked = DOCUMENT_TOKENS // 64 * 64
-    assert usage[0] == {"computed": DOCUMENT_TOKENS + 9}
-    assert usage[1] == {"cached_tokens": chunked, "disk_tokens": chunked, "computed": DOCUMENT_TOKENS + 9 - chunked}
     shared = [identity for identity in kept[1] if identity in kept[0]]
-    assert len(shared) >= chunked // page_size
+    assert len(shared) >= CHUNKED // page_size
     assert all(np.array_equal(kept[0][identity], kept[1][identity]) for identity in shared)
 
 
@@ -230,17 +256,16 @@ async def test_damaged_chunks_are_never_served(
             await document.ask()
             await cell.flush("device", "host")
             files = chunk_files(tmp_path)
-            assert len(files) == DOCUMENT_TOKENS // 64, kind
+            assert len(files) == CHUNKED // 64, kind
             damage(files, kind)
 
-            assert await document.ask() == {"computed": DOCUMENT_TOKENS + 9}, kind
+            assert await document.ask() == COMPUTED, kind
             before, quarantined = quarantined, (await cell.storage_inventory()).counters["chunks_quarantined"]
             assert quarantined > before, kind
             await cell.flush("device", "host")
-            chunked = DOCUMENT_TOKENS // 64 * 64
             found = await document.ask()
             assert found["disk_tokens"] + found["computed"] == DOCUMENT_TOKENS + 9, kind
-            assert found["disk_tokens"] <= chunked, kind
+            assert found["disk_tokens"] <= CHUNKED, kind
             await cell.flush("device", "host", "disk")
 
 
@@ -259,16 +284,4 @@ async def test_a_prefix_is_copied_from_a_neighbours_device(
         worker_settings=worker,
         scheduler_settings={"host_tier": False, "max_running": 2},
     ) as cell:
-        document = Document(cell, reference, 5)
-        await document.ask()
-        prompts = [document.question(24) for _ in range(12)]
-
-        answers = await asyncio.gather(*(cell.complete(prompt, 24) for prompt in prompts))
-        await cell.settle()
-
-        for prompt, answer in zip(prompts, answers, strict=True):
-            assert answer["choices"][0]["token_ids"] == reference.greedy(prompt, 24)
-        details = [answer["usage"]["prompt_tokens_details"] for answer in answers]
-        cached = DOCUMENT_TOKENS // page_size * page_size
-        assert all(detail["cached_tokens"] == cached for detail in details)
-        assert [detail["neighbour_tokens"] for detail in details if detail["neighbour_tokens"]] == [cached]
+        await copied_from_neighbour(Document(cell, reference, 5), page_size)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 
 from tests.cell import Cell, running_cell
 from tests.checkpoints import make_checkpoint
 from tests.nats_server import NatsServer
 from tests.unit.gateway.replies import families
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 PAGE_SIZE = 16
 SCHEMA = {
@@ -30,21 +30,23 @@ TOOLS: Any = [
 ASK: Any = [{"role": "user", "content": "How is it in Rome?"}]
 
 
-@pytest.fixture(params=["hermes", "qwen3_coder", "mistral"])
-async def cell(request: pytest.FixtureRequest, nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cell]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["hermes", "qwen3_coder", "mistral"])
+async def cell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cell]:
     """A cell with a random model and a template of this family, whose markers are special tokens."""
     template = {
         "hermes": families.HERMES,
         "qwen3_coder": families.QWEN3_CODER,
         "mistral": families.MISTRAL,
     }[request.param]
-    model = make_checkpoint("llama", tmp_path / "llama")
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_checkpoint("llama", folder / "llama")
     families.byte_tokenizer(model, template, families.SPECIALS)
-    async with running_cell(nats_server.url, model, worker_settings={"page_size": PAGE_SIZE}) as running:
-        yield running
+    with NatsServer(folder / "nats") as server:
+        async with running_cell(server.url, model, worker_settings={"page_size": PAGE_SIZE}) as running:
+            yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(cell: Cell) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
     async with openai.AsyncOpenAI(base_url=f"{cell.base_url}/v1", api_key="none", max_retries=0) as made:

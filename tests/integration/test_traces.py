@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import holds
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
@@ -61,11 +61,8 @@ class TracedCell:
 
     def whole(self, trace_id: str, is_whole: Callable[[list[Span]], bool]) -> list[Span]:
         """The spans of a trace once ``is_whole`` holds: each process writes for itself, twice a second."""
-        deadline = time.monotonic() + 30
-        while not is_whole(found := self.spans(trace_id)):
-            assert time.monotonic() < deadline, [span.name for span in found]
-            time.sleep(0.05)
-        return found
+        assert holds(lambda: is_whole(self.spans(trace_id))), [span.name for span in self.spans(trace_id)]
+        return self.spans(trace_id)
 
 
 def parse(line: str) -> Span:
@@ -189,11 +186,10 @@ def flush(cell: RunningCell) -> None:
     with httpx.Client(
         base_url=cell.base_url, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=30, trust_env=False
     ) as client:
-        deadline = time.monotonic() + 30
-        while True:
+
+        def is_at_rest() -> bool:
             report = client.get("/v1/cell").raise_for_status().json()
-            if report["chunks"] and not report["saves"] and not report["running"]:
-                break
-            assert time.monotonic() < deadline, report
-            time.sleep(0.05)
+            return bool(report["chunks"] and not report["saves"] and not report["running"])
+
+        assert holds(is_at_rest)
         client.post("/v1/cache/flush", json={"tiers": ["device", "host"]}).raise_for_status()

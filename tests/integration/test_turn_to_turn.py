@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 from shared.chunks import CHUNK_TOKENS
 from tests.checkpoints import EOS, SPECIAL_TOKENS, make_checkpoint
 from tests.idle import hears_of_chunks, settled, status_at
+from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.process_identity import start_time
@@ -91,24 +90,7 @@ def kill_everything(cell: RunningCell) -> None:
     for pid in (cell.supervisor_pid, *cell.pids().values()):
         with contextlib.suppress(ProcessLookupError):  # The kernel ends them with their supervisor.
             os.kill(pid, signal.SIGKILL)
-    assert until_true(lambda: not any(start_time(child.pid) == child.started for child in children))
-
-
-def ready(cell: RunningCell) -> bool:
-    try:
-        return httpx.get(f"{cell.base_url}/health/ready", timeout=10, trust_env=False).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
-def until_true(claim: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Wait until ``claim`` holds; False when it never does."""
-    deadline = time.monotonic() + timeout_s
-    while not claim():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    assert holds(lambda: not any(start_time(child.pid) == child.started for child in children))
 
 
 def turn_fates(cell: RunningCell) -> dict[str, float]:
@@ -155,14 +137,14 @@ def test_forty_turns_lose_nothing_to_kills(is_random: bool, random_model: Path, 
     with running(config, environ=ALWAYS_FROM_DISK) as cell:
         conversation.go_on(cell, TURNS_BEFORE)
         # What is still on its way to the bucket is lost with its process.
-        assert until_true(lambda: shared_answers(cell) == TURNS_BEFORE)
+        assert holds(lambda: shared_answers(cell) == TURNS_BEFORE)
         pid = cell.kill("gateway")
         cell.wait_restarted("gateway", pid)
-        assert until_true(lambda: ready(cell))
+        assert holds(lambda: is_ready(cell.base_url))
         conversation.go_on(cell, TURNS_BETWEEN)
         kept_before = turn_fates(cell)["kept"]
         # The same is true of what is on its way to the disk.
-        assert until_true(lambda: shared_answers(cell) == TURNS_BETWEEN)
+        assert holds(lambda: shared_answers(cell) == TURNS_BETWEEN)
         asyncio.run(hears_of_chunks(partial(status_at, cell.nats_url), conversation.whole_chunks, timeout_s=60.0))
         kill_everything(cell)
     with running(config, environ=ALWAYS_FROM_DISK) as cell:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from services.worker.torch_gpus import TorchGpus
 from shared.lifecycle import EXIT_FAILED
 from shared.memory.segment import SHM_DIRECTORY
 from tests.reference import Reference
+from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.process_identity import is_same_process, start_time
@@ -45,21 +45,6 @@ def ask(cell: RunningCell) -> str:
         answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     text: str = answer["choices"][0]["message"]["content"]
     return text
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
-    """Whether ``condition`` came to hold in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def is_ready(cell: RunningCell) -> bool:
-    """Whether the gateway says that the cell can serve."""
-    return httpx.get(f"{cell.base_url}/health/ready", timeout=10, trust_env=False).status_code == 200
 
 
 def segments(prefix: str) -> list[str]:
@@ -101,7 +86,7 @@ def successor(cell: RunningCell, config: SupervisorConfig) -> Iterator[Successor
     """
     answer, record = ask(cell), cell.record
     os.kill(cell.supervisor_pid, signal.SIGKILL)
-    assert until(lambda: not any(start_time(child.pid) == child.started for child in record.children))
+    assert holds(lambda: not any(start_time(child.pid) == child.started for child in record.children))
     with running(config) as next_cell:
         yield Successor(next_cell, answer, record)
 
@@ -168,11 +153,11 @@ def test_whatever_is_killed_comes_back(cell: RunningCell, name: str) -> None:
 
     def answers() -> bool:
         try:
-            return is_ready(cell) and ask(cell) == expected
+            return is_ready(cell.base_url) and ask(cell) == expected
         except httpx.HTTPError:
             return False
 
-    assert until(answers), cell.logs(name, 20)
+    assert holds(answers), cell.logs(name, 20)
 
 
 def test_a_stream_survives_the_death_of_its_worker(cell: RunningCell) -> None:
@@ -225,7 +210,7 @@ def test_a_data_folder_in_use_is_refused(cell: RunningCell) -> None:
 
     assert done.returncode == 2
     assert "another cell runs in" in done.stderr
-    assert is_ready(cell)
+    assert is_ready(cell.base_url)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tests.idle import hears_of_chunks, settled, status_at
 from tests.integration.earlier_release import EarlierRelease, NoHistory, unpack
 from tests.integration.scheduler_process import SchedulerProcess
 from tests.reference import Reference
+from tests.waiting import holds
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig, to_flags
 
@@ -80,22 +79,13 @@ class Load:
     def has(self, more: int) -> None:
         """Wait for so many more answers."""
         wanted = len(self.answers) + more
-        wait_until(lambda: len(self.answers) >= wanted or bool(self.failures), timeout_s=120)
+        assert holds(lambda: len(self.answers) >= wanted or bool(self.failures))
 
     def end(self) -> None:
         """Ask for nothing more, and wait for what was asked for."""
         self._is_over.set()
         for thread in self._threads:
             thread.join(timeout=130)
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float) -> None:
-    """Raises TimeoutError."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.05)
 
 
 def events(cell: RunningCell, name: str) -> dict[str, dict[str, Any]]:
@@ -169,9 +159,8 @@ def ended_until_it_leads(scheduler: SchedulerProcess, cell: RunningCell, number:
     for _ in range(4):
         led = cell.logs("scheduler").count('"lease_taken"')
         cell.kill("scheduler", number)
-        wait_until(
-            lambda: has_begun_anew(scheduler) or cell.logs("scheduler").count('"lease_taken"') > led,  # noqa: B023
-            timeout_s=60,
+        assert holds(
+            lambda: has_begun_anew(scheduler) or cell.logs("scheduler").count('"lease_taken"') > led  # noqa: B023
         )
         if has_begun_anew(scheduler):
             return led
@@ -211,7 +200,7 @@ def test_the_scheduler_alone_is_upgraded_under_load(
             led = ended_until_it_leads(scheduler, cell, number)
             load.has(6)
             # That of 0.1.0 would take over within a second; the successor takes longer to start.
-            wait_until(lambda: "cannot_stand_by_yet" in cell.logs("scheduler"), timeout_s=60)
+            assert holds(lambda: "cannot_stand_by_yet" in cell.logs("scheduler"))
             scheduler.end(signal.SIGKILL)
             successor.start()
             load.has(6)

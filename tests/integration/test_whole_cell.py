@@ -89,36 +89,22 @@ JSON = {"content-type": "application/json"}
 
 BAD_BODIES: list[tuple[bytes, int, str]] = [
     (b'{"model": "llama", ', 400, "invalid_json"),
-    (b'{"model": "llama", "prompt": "\xff\xfe"}', 400, ""),
-    (b"[" * 5000, 400, ""),
-    (json.dumps(GOOD | {"prompt": 5}).encode(), 400, ""),
-    (json.dumps(GOOD | {"prompt": []}).encode(), 400, ""),
     (json.dumps(GOOD | {"prompt": [5, 10**9]}).encode(), 400, ""),
-    (json.dumps(GOOD | {"prompt": [-1]}).encode(), 400, ""),
     (json.dumps(GOOD | {"prompt": [9] * 5000}).encode(), 400, "context_length_exceeded"),
     (json.dumps(GOOD | {"model": "unknown"}).encode(), 404, "model_not_found"),
-    (json.dumps(GOOD | {"temperature": float("nan")}).encode(), 400, ""),
-    (json.dumps(GOOD | {"temperature": -1}).encode(), 400, ""),
     (json.dumps(GOOD | {"top_p": float("inf")}).encode(), 400, ""),
-    (json.dumps(GOOD | {"top_k": "many"}).encode(), 400, ""),
-    (json.dumps(GOOD | {"max_tokens": -5}).encode(), 400, ""),
-    (json.dumps(GOOD | {"max_tokens": 10**30}).encode(), 400, ""),
-    (json.dumps(GOOD | {"n": 10**6}).encode(), 400, ""),
-    (json.dumps(GOOD | {"logit_bias": {"x": 1}}).encode(), 400, ""),
 ]
 
 
-@pytest.mark.parametrize("number", range(len(BAD_BODIES)))
-def test_bad_input_gets_a_typed_error(cell: RunningCell, number: int) -> None:
-    """Each kind of bad input gets its status and OpenAI's error shape; nothing else happens."""
-    body, status, code = BAD_BODIES[number]
+def test_bad_input_gets_a_typed_error(cell: RunningCell) -> None:
+    """With its status and OpenAI's error shape; nothing else happens. All kinds are in ``test_gateway_errors.py``."""
+    for body, status, code in BAD_BODIES:
+        answer = httpx.post(f"{cell.base_url}/v1/completions", content=body, headers=JSON, timeout=60, trust_env=False)
 
-    answer = httpx.post(f"{cell.base_url}/v1/completions", content=body, headers=JSON, timeout=60, trust_env=False)
-
-    error = answer.json()["error"]
-    assert (answer.status_code, set(error)) == (status, {"message", "type", "param", "code"}), answer.text
-    assert error["message"]
-    assert code in (error["code"], "")
+        error = answer.json()["error"]
+        assert (answer.status_code, set(error)) == (status, {"message", "type", "param", "code"}), answer.text
+        assert error["message"]
+        assert code in (error["code"], "")
 
 
 async def _one_of_a_crowd(port: int, opening: asyncio.Semaphore, start: asyncio.Event, opened: list[int]) -> str:

@@ -195,13 +195,8 @@ WORKER_LOSS = "worker-loss"
 
 async def make(name: str, scenario: Scenario, model: Path) -> None:
     """Run one scenario in a cell of its own and export it."""
-    with tempfile.TemporaryDirectory() as folder:
-        server = NatsServer(Path(folder))
-        server.start()
-        try:
-            await _make(name, scenario, model, server.url, Path(folder))
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as folder, NatsServer(Path(folder)) as server:
+        await _make(name, scenario, model, server.url, Path(folder))
 
 
 async def _make(name: str, scenario: Scenario, model: Path, url: str, folder: Path) -> None:

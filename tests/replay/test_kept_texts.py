@@ -23,8 +23,7 @@ def test_every_part_replays_and_tells_first_tokens(tmp_path: Path, *, takes_comp
         cell.kept_tokens, cell.takes_compact = 100, takes_compact
         cell.add_worker("worker-0", pages=64)
         for number in range(5):
-            cell.submit([*range(1, 41), *range(50 + number * 10, 58 + number * 10)], max_tokens=4, ignore_eos=True)
-            cell.drain()
+            cell.serve([*range(1, 41), *range(50 + number * 10, 58 + number * 10)], max_tokens=4, ignore_eos=True)
         assert [order.base is not None for order in cell.admitted] == [False, True, True, True, True]
         assert any(order.compact for order in cell.admitted) == takes_compact
 

@@ -36,19 +36,15 @@ def cell(request: pytest.FixtureRequest) -> CellModel:
     made = CellModel(CellConfig())
     made.takes_compact = request.param
     made.add_worker("worker-0", pages=64)
-    made.submit(PROMPT, max_tokens=12, ignore_eos=True)
-    made.drain()
+    made.serve(PROMPT, max_tokens=12, ignore_eos=True)
     history = PROMPT + made.gateways["gateway"].tokens["request-1"]
-    made.submit([*history, 5], base_tokens=48)
-    made.drain()
+    made.serve([*history, 5], base_tokens=48)
     made.submit([*history, 5, 6], base_tokens=48)
     made.feed(FlushCache(call_id="all"))
     made.drain()
     made.feed(FlushCache(call_id="again"))
-    made.submit([*history, 5, 6, 7], base_tokens=48)
-    made.drain()
-    made.submit([*history, 5, 6, 7, 8], base_tokens=48)
-    made.drain()
+    made.serve([*history, 5, 6, 7], base_tokens=48)
+    made.serve([*history, 5, 6, 7, 8], base_tokens=48)
     return made
 
 

@@ -82,6 +82,21 @@ def test_failed_write_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
+async def test_a_file_that_cannot_take_its_name_is_a_recording_error(tmp_path: Path) -> None:
+    """A folder is in its place by the time it is complete; nothing is left beside that."""
+    path = tmp_path / "recording"
+
+    async def write_beside_a_folder() -> None:
+        async with RecordingWriter(path, HEADER) as writer:
+            await writer.write_snapshot(b"state")
+            (path / "in the way").mkdir(parents=True)
+
+    with pytest.raises(RecordingError, match="cannot write"):
+        await write_beside_a_folder()
+
+    assert [each.name for each in tmp_path.iterdir()] == ["recording"]
+
+
 async def test_a_file_that_hangs_holds_nobody_else(tmp_path: Path) -> None:
     """Other tasks of the loop run while the file system keeps the recording waiting."""
     path = tmp_path / "a.tcrec"

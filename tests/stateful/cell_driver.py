@@ -346,7 +346,6 @@ class CellDriver:
         assert not cell.state.cache_leases.nodes
         assert not cell.state.cache_leases.accounts
         assert not cell.state.cache_leases.pending
-        cell.check_answers()
         assert not cell.state.requests
         assert not cell.state.transfers
         assert not cell.state.fetches

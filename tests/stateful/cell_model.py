@@ -6,6 +6,8 @@ that any interleaving can be driven. :meth:`CellModel.drain` runs everything unt
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 import services.scheduler.policies  # noqa: F401  Model cells can be told to use its policies and schedules.
@@ -80,6 +82,7 @@ class CellModel:
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
+        self._checked: dict[str, list[int]] = {}  # What of each answer was found to be right.
         self.timers: dict[str, int] = {}
         self.ever_computed: set[bytes] = set()
         self.admitted: list[plans.AdmitRequest] = []
@@ -286,6 +289,12 @@ class CellModel:
         self.feed(compact_request(told) if self.takes_compact else told)
         return request_id
 
+    def serve(self, tokens: list[int], **options: Any) -> str:
+        """Submit a request and run until nothing moves; returns its id."""
+        request_id = self.submit(tokens, **options)
+        self.drain()
+        return request_id
+
     def send_whole(self, gateway_id: str) -> bool:
         """Let a gateway answer its oldest PromptWanted; returns whether there was one."""
         gateway = self.gateway(gateway_id)
@@ -362,7 +371,7 @@ class CellModel:
         return moved
 
     def drain(self, rounds: int = 5000, *, steps_a_check: int = 1) -> None:
-        """Run until nothing moves, then check that nothing is left: no request, no lease, no lock."""
+        """Run until nothing moves, then check that nothing is left, no request, no lease, no lock, and all answers."""
         self.steps_a_check = steps_a_check
         for _ in range(rounds):
             if self.round():
@@ -381,10 +390,13 @@ class CellModel:
         for pool in status(self.state, "model").pools:
             assert pool.free + pool.cached + pool.leased == pool.total
             assert pool.leased == 0, f"{pool.owner} leaks {pool.leased} pages"
+        self._check_answers()
 
-    def check_answers(self) -> None:
-        """Every request that finished of itself got exactly the tokens that the model would give it alone."""
+    def _check_answers(self) -> None:
+        """Every request got exactly the tokens that the model would give it alone, or the first of them."""
         for gateway in self.gateways.values():
             for request_id, tokens in gateway.tokens.items():
-                expected = expected_output(self.submitted[request_id])
-                assert tokens == expected[: len(tokens)], f"{request_id} got wrong tokens"
+                if tokens != self._checked.get(request_id, []):
+                    expected = expected_output(self.submitted[request_id])
+                    assert tokens == expected[: len(tokens)], f"{request_id} got wrong tokens"
+                    self._checked[request_id] = tokens.copy()

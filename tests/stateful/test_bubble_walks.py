@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from shared.messages.cell_events import CellConfig
 from tests.stateful.cell_driver import GATEWAYS, NOISES, TROUBLES, VARIANTS, CellDriver
-from tests.stateful.walking import added_up, move
+from tests.stateful.walking import move, unmet
 
-WALKS = 40
+WALKS = 30
 
 # What the walks together must have met; otherwise they would prove nothing about it.
 MUST_HAPPEN = (
@@ -89,13 +87,6 @@ def _work(driver: CellDriver, chance: random.Random) -> None:
         )
 
 
-@pytest.fixture(scope="module")
-def totals() -> dict[str, int]:
-    """The counters of all walks, added up."""
-    return added_up(walk(seed, 60 + 60 * (seed % 2)) for seed in range(WALKS))
-
-
-@pytest.mark.parametrize("name", MUST_HAPPEN)
-def test_walks_end_well_in_either_order_of_batches(totals: dict[str, int], name: str) -> None:
-    """Every step kept the invariants, every answer was right, a replay was the same, and this happened on the way."""
-    assert totals.get(name, 0) > 0
+def test_walks_end_well_in_either_order_of_batches() -> None:
+    """Every step kept the invariants, every answer was right, a replay was the same, and all of this happened."""
+    assert unmet((walk(seed, 60 + 60 * (seed % 2)) for seed in range(WALKS)), MUST_HAPPEN) == []

@@ -42,10 +42,7 @@ def move(driver: CellDriver, chance: random.Random, kind: str, *, most_rounds: i
         driver.storage_steps(chance.random() < 0.5, chance.random() < 0.8)
 
 
-def added_up(walks: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The counters of all walks."""
-    found: dict[str, int] = {}
-    for counters in walks:
-        for name, number in counters.items():
-            found[name] = found.get(name, 0) + number
-    return found
+def unmet(walks: Iterable[dict[str, int]], names: Iterable[str]) -> list[str]:
+    """Which of these counters no walk has raised; all are walked."""
+    met = {name for counters in walks for name, count in counters.items() if count > 0}
+    return [name for name in names if name not in met]

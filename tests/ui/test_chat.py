@@ -72,6 +72,8 @@ async def test_what_is_too_long_to_keep_is_said(page: Page, gateway: StandIn) ->
     await page.fill("#chat-text", "Say much.")
     await page.keyboard.press("Enter")
 
-    await expect(page.locator("#view-chat")).to_contain_text("This conversation is too long to outlive a reload.")
+    await expect(page.locator("#view-chat")).to_contain_text(
+        "This conversation is too long to be kept across a reload."
+    )
     await page.reload()
     await expect(page.locator(".turn")).to_have_count(0)

@@ -25,37 +25,35 @@ async def test_a_requests_divergence_is_shown_with_both_sides(page: Page, gatewa
         [f"…the harbour <b>office</b>. It is 12:0{minute} now. Answer briefly." for minute in (5, 4)]
     )
     await expect(shown.locator("mark")).to_have_text(["5", "4"])
-    await expect(shown).to_contain_text("A date or time. Put it behind what is shared")
+    await expect(shown).to_contain_text("A date or time. Put it behind the shared part")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"kind": "continued", "lost_tokens": 0}, "Nothing was lost: it goes on where the cached path ends"),
-        ({"kind": "evicted"}, "From token 37 on, in message 0 (system), 812 tokens, about 93.1 ms, had been cached"),
-        ({"kind": "new", "token": 0}, "Nothing cached begins like it."),
-        ({"kind": "opted_out", "token": None}, "It reads no cache."),
-        ({"part": "tools", "message": None}, "At token 37, in the list of tools, it leaves"),
-        ({"part": "template"}, "in what the chat template writes before message 0 (system), it leaves"),
-        ({"part": None, "message": None, "cause": "unknown"}, "At token 37 it leaves the nearest cached path."),
-        ({"cached": None, "lost_tokens": None, "lost_ms": None}, "the admin key shows it"),
-        ({"cause": "other_conversation", "lost_tokens": 0, "lost_ms": None}, "Another conversation. Nothing is wrong"),
-    ],
-)  # fmt: skip
-async def test_every_kind_is_said_in_words(page: Page, gateway: StandIn, changes: dict[str, Any], words: str) -> None:
+KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "continued", "lost_tokens": 0}, "Nothing was lost: it goes on where the cached path ends"),
+    ({"kind": "evicted"}, "From token 37 on, in message 0 (system), 812 tokens, about 93.1 ms, had been cached"),
+    ({"kind": "new", "token": 0}, "No cached prefix begins like it."),
+    ({"kind": "opted_out", "token": None}, "It reads no cache."),
+    ({"part": "tools", "message": None}, "At token 37, in the list of tools, it leaves"),
+    ({"part": "template"}, "in text of the chat template before message 0 (system), it leaves"),
+    ({"part": None, "message": None, "cause": "unknown"}, "At token 37 it leaves the nearest cached path."),
+    ({"cached": None, "lost_tokens": None, "lost_ms": None}, "shown only with the admin key"),
+    ({"cause": "other_conversation", "lost_tokens": 0, "lost_ms": None}, "Another conversation. Nothing is wrong"),
+]  # fmt: skip
+
+
+async def test_every_kind_is_said_in_words(page: Page, gateway: StandIn) -> None:
     """And a request of which nothing is known has no such part."""
-    texts = (
-        {}
-        if changes.get("kind") in (None, "evicted")
-        else {"before": None, "prompt": None, "cached": None, "cause": None}
-    )
-    gateway.requests = [explanation(1, divergence=divergence(**texts, **changes)), explanation(2)]
+    unknown = dict.fromkeys(("before", "prompt", "cached", "cause"))
+    known = [({} if changes.get("kind") in (None, "evicted") else unknown) | changes for changes, _ in KINDS]
+    gateway.requests = [explanation(n, divergence=divergence(**told)) for n, told in enumerate(known)]
+    gateway.requests.append(explanation(len(KINDS)))
     await page.click("#tab-requests")
-    await page.locator("#request-request-1").click()
-    await expect(page.locator("#divergence")).to_contain_text(words)
+    for number, (_, words) in enumerate(KINDS):
+        await page.locator(f"#request-request-{number}").click()
+        await expect(page.locator("#divergence")).to_contain_text(words)
 
-    await page.locator("#request-request-2").click()
-    await expect(page.locator("#request-detail")).to_contain_text("http-2")
+    await page.locator(f"#request-request-{len(KINDS)}").click()
+    await expect(page.locator("#request-detail")).to_contain_text(f"http-{len(KINDS)}")
     await expect(page.locator("#divergence")).to_have_count(0)
 
 
@@ -79,4 +77,6 @@ async def test_the_costliest_points_stand_in_the_overview(browser: Browser) -> N
 
 async def test_a_cell_that_lost_nothing_says_so(page: Page) -> None:
     """Instead of an empty table."""
-    await expect(page.locator("#divergences")).to_contain_text("No prompt has lost anything to a difference so far.")
+    await expect(page.locator("#divergences")).to_contain_text(
+        "No prompt has lost cached tokens to a divergence so far."
+    )

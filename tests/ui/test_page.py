@@ -20,7 +20,7 @@ async def test_the_overview_shows_tiers_workers_and_hits(page: Page, gateway: St
     await expect(overview.get_by_role("meter")).to_have_count(4)
     meter = overview.get_by_role("meter", name="worker-0, device")
     assert await meter.get_attribute("aria-valuetext") == "400 cached, 80 in use, 202 free of 682 pages"
-    await expect(overview).to_contain_text("leaving: it gets nothing new")
+    await expect(overview).to_contain_text("leaving: it gets no new requests")
     await expect(overview).to_contain_text("host memory: 21,000")
     disk = overview.get_by_role("meter", name="storage, disk")
     assert await disk.get_attribute("aria-valuetext") == "2.9 MiB of 953.7 MiB, 90 chunks, 1 quarantined"
@@ -194,7 +194,7 @@ async def test_nothing_changes_without_a_second_yes(page: Page, gateway: StandIn
     await expect(page.locator("#manage-said")).to_contain_text("2 prompts brought in, 0 failed; 50 % of 200 tokens")
     await page.get_by_role("button", name="Unpin office").click()
     await page.click("#confirm-yes")
-    await expect(page.locator("#manage-said")).to_have_text("office is let go.")
+    await expect(page.locator("#manage-said")).to_have_text("office is removed.")
 
     assert gateway.orders == [
         ("flush", {"tiers": ["device", "host"]}),

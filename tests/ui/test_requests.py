@@ -62,7 +62,7 @@ async def test_they_are_searched_sorted_and_filtered(browser: Browser, gateway_o
         await expect(rows).to_have_count(1)
         await expect(rows.first).to_have_id(f"request-request-{found}")
     await page.fill("#requests-search", "no such words")
-    await expect(page.locator("#view-requests")).to_contain_text("No request fits.")
+    await expect(page.locator("#view-requests")).to_contain_text("No request matches.")
 
 
 async def test_what_is_chosen_stands_in_the_address(browser: Browser, gateway_of_three: StandIn) -> None:

@@ -216,7 +216,8 @@ def test_pythons_that_do_not_fit_are_named(checkout: Checkout, tmp_path: Path) -
     checkout.stand_in(programs, "python3.13", "echo 'has no module ensurepip' >&2; exit 1")
     checkout.stand_in(programs, "python3.12", "exit 127")
     checkout.stand_in(programs, "python3.11", "exit 127")
-    code = "import runpy, sys; sys.version_info = (3, 14, 0); exec(sys.argv.pop(2))"
+    checkout.stand_in(programs, "python3.14", "exit 127")
+    code = "import runpy, sys; sys.version_info = (3, 15, 0); exec(sys.argv.pop(2))"
     checkout.stand_in(programs, "python3", f"exec {sys.executable} -c '{code}' \"$@\"")
 
     exit_code, _, err = checkout.run(THERMOCLINE_PYTHON="", PATH=f"{programs}:/usr/bin:/bin")
@@ -224,8 +225,8 @@ def test_pythons_that_do_not_fit_are_named(checkout: Checkout, tmp_path: Path) -
     assert exit_code == 1
     assert "task: python3.13 has no module ensurepip" in err
     assert "task: python3.12 does not run" in err
-    assert "task: python3 is Python 3.14, which is not supported" in err
-    assert "needs Python 3.11, 3.12 or 3.13" in err
+    assert "task: python3 is Python 3.15, which is not supported" in err
+    assert "needs Python 3.11 to 3.14" in err
 
 
 def test_the_pythons_are_those_of_the_project(checkout: Checkout) -> None:
@@ -312,5 +313,5 @@ def test_no_python_is_said_clearly(checkout: Checkout) -> None:
     assert code == 1
     assert "no usable Python" in err
     assert "python-for-tests not installed" in err
-    assert "needs Python 3.11, 3.12 or 3.13" in err
+    assert "needs Python 3.11 to 3.14" in err
     assert not (checkout.folder / ".venv").exists()

@@ -14,7 +14,6 @@ from bench.importance_prompts import EXAMPLES, prefixes
 from bench.importance_similarity import load, watch
 from services.worker.importance.important_prefix import LoadingRule
 from services.worker.importance.selection import Budget
-from services.worker.importance.speculation import ReadAhead
 
 MODEL = Path(__file__).parents[3] / "models" / "thermocline-gqa"
 
@@ -44,10 +43,8 @@ def test_loading_everything_answers_as_ever(asker: Asker) -> None:
     source = asker.take(prefix)
     question, expected = prefix.questions[0]
     figures: dict[str, list[float]] = defaultdict(list)
-    read_ahead = ReadAhead()
 
-    answer = load(asker, source, question, LoadingRule(Budget(1.0)), read_ahead, figures)
-    read_ahead.close()
+    answer = load(asker, source, question, LoadingRule(Budget(1.0)), figures)
 
     assert answer == asker.answer(question, source.tokens) == expected
     assert (figures["needed"], figures["wasted"], figures["fallback"]) == ([1.0], [0.0], [0.0] * 4)
@@ -60,10 +57,8 @@ def test_a_quarter_of_a_document_answers_a_question(asker: Asker) -> None:
     source = asker.take(prefix)
     question, expected = prefix.questions[0]
     figures: dict[str, list[float]] = defaultdict(list)
-    read_ahead = ReadAhead()
 
-    answer = load(asker, source, question, LoadingRule(Budget(0.25), "last_pooled"), read_ahead, figures)
-    read_ahead.close()
+    answer = load(asker, source, question, LoadingRule(Budget(0.25), "last_pooled"), figures)
 
     assert answer == expected
     assert figures["read"][0] < 0.76  # All keys, because three probe heads are all KV heads, and half of a half.

@@ -35,6 +35,10 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+UNTRIED_LATER = {"llama4"}
+"""The whole model answered as its text part with Transformers 5.23; that of 5.24 runs no text without a picture."""
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """The committed sweep."""
@@ -59,8 +63,12 @@ def test_no_type_crashes_or_answers_otherwise(results: dict[str, Any]) -> None:
 
 
 def test_text_parts_are_used_where_the_sweep_proved_them(results: dict[str, Any]) -> None:
-    """No type is taken to be exact that was not compared."""
-    assert {name for name in with_text_part() if results["types"][name]["outcome"] == "served"} == PROVEN
+    """No type is taken to be exact that was not compared, here or with an earlier library that ran the whole model."""
+    rows = {name: results["types"][name]["outcome"] for name in with_text_part()}
+
+    assert {name for name, outcome in rows.items() if outcome == "served"} <= PROVEN
+    assert {name for name in PROVEN if rows[name] != "served"} <= UNTRIED_LATER
+    assert {rows[name] for name in UNTRIED_LATER} <= {"served", "untried"}
 
 
 @pytest.mark.parametrize("name", SAMPLE)

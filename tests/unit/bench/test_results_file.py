@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.results_file import commit_of
+from bench.results_file import arguments, commit_of
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "code.py").write_text("1")
     (tmp_path / "bench" / "results" / "one.json").write_text("{}")
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    for arguments in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "-m", "first"]):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    for command in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     return tmp_path
 
 
@@ -41,3 +41,10 @@ def test_code_that_was_changed_is_called_dirty(repository: Path) -> None:
 def test_without_a_repository_nothing_is_claimed(tmp_path: Path) -> None:
     """A package that was unpacked somewhere can be measured, too."""
     assert commit_of(tmp_path / "nowhere") == "unknown"
+
+
+def test_a_command_line_has_the_flags_that_are_named() -> None:
+    """And no other: what a benchmark does not save must not be asked for."""
+    options = arguments("What is measured.", "--seed", "--out").parse_args(["--out", "found.json"])
+
+    assert vars(options) == {"seed": 1, "out": Path("found.json")}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import nats.errors
 import pytest
 
+from shared.bus import jetstream
 from shared.bus.jetstream import ensure_stream, stream_changes, stream_config
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import StreamLimits
-from shared.errors import ConfigError
+from shared.errors import ConfigError, PayloadTooLarge, TransportError, Unavailable
 from tests.nats_server import NatsServer
 
 DAY_NS = 24 * 3600 * 10**9
@@ -52,3 +56,55 @@ async def test_a_stream_that_is_not_as_ours_must_be_is_refused(nats_server: Nats
     with pytest.raises(ConfigError, match="TC_INPUTS is not ours: storage is 'memory' and not 'file'"):
         await bus.ensure_streams(limits)
     await bus.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        # A server that took over knows of a first attempt and not yet whether it was stored.
+        ({"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}, Unavailable),
+        ({"code": 400, "err_code": 10164, "description": "wrong last sequence for subject"}, Unavailable),
+        ({"code": 429, "err_code": 10167, "description": "too many requests"}, Unavailable),
+        ({"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}, Unavailable),
+        ({"code": 400, "err_code": 10054, "description": "message size exceeds maximum allowed"}, PayloadTooLarge),
+        ({"code": 400, "err_code": 10071, "description": "wrong last sequence: 3"}, TransportError),
+    ],
+)
+def test_what_passes_by_itself_may_be_tried_again(answer: dict[str, Any], expected: type[Exception]) -> None:
+    """Callers repeat what was unavailable, with the same message id, and nothing else."""
+    with pytest.raises(expected):
+        jetstream.raise_api_error(answer, "append")
+
+
+class SlowBroker:
+    """Leaves the first calls without an answer, as one does that reads its streams again after a crash."""
+
+    def __init__(self, unanswered: int) -> None:
+        self.asked: list[str] = []
+        self._unanswered = unanswered
+
+    async def request(self, subject: str, data: bytes, timeout: float | None, headers: object) -> SimpleNamespace:
+        self.asked.append(subject.removeprefix("$JS.API."))
+        if len(self.asked) <= self._unanswered:
+            raise nats.errors.TimeoutError
+        missing = {"error": {"code": 404, "err_code": 10059}}
+        return SimpleNamespace(data=msgspec.json.encode(missing if "INFO" in subject else {}))
+
+
+async def test_a_start_waits_for_a_broker_that_is_slow() -> None:
+    """A call that nothing answers is repeated: its loss or its delay ends no process."""
+    broker = SlowBroker(unanswered=2)
+
+    await ensure_stream(broker, stream_config("TC_INPUTS", ["tc.in.>"], StreamLimits()), jetstream.SETUP_S)
+
+    assert broker.asked == ["STREAM.INFO.TC_INPUTS"] * 3 + ["STREAM.CREATE.TC_INPUTS"]
+
+
+async def test_what_a_cell_can_do_without_is_asked_for_once() -> None:
+    """A broker without this release's permissions never answers; a start does not wait a minute for that."""
+    broker = SlowBroker(unanswered=1)
+
+    with pytest.raises(Unavailable, match=r"does not answer STREAM\.INFO"):
+        await ensure_stream(broker, stream_config("TC_INPUTS", ["tc.in.>"], StreamLimits()))
+
+    assert broker.asked == ["STREAM.INFO.TC_INPUTS"]

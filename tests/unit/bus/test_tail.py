@@ -98,20 +98,20 @@ async def test_idle_bounded_read_counts_again() -> None:
     assert await sequences(made) == []
 
 
-class Electing:
-    """A client of servers that drop what they are asked before ``elected_s``, and then answer within ``answer_s``."""
+class Client:
+    """A client that hears whatever it wants to, and sends nothing but that a consumer is not needed any more."""
 
     is_connected = True
+    is_clustered = False
 
-    def __init__(self, elected_s: float, answer_s: float) -> None:
-        self.asked_s: list[float] = []
-        self._elected_s = elected_s
-        self._answer_s = answer_s
+    def __init__(self) -> None:
+        self.hearer: Any = None
 
     def new_inbox(self) -> str:
         return "_INBOX.one"
 
     async def hear(self, subject: str, hearer: Any) -> Any:
+        self.hearer = hearer
         return self
 
     async def unsubscribe(self) -> None:
@@ -119,6 +119,130 @@ class Electing:
 
     async def publish(self, subject: str, data: bytes) -> None:
         assert subject.startswith("$JS.API.CONSUMER.DELETE.")
+
+
+class Cluster(Client):
+    """A client of three servers, of which each new consumer is on the next; all but the leader lack the message."""
+
+    is_clustered = True
+    servers: tuple[str, ...] = ("n1", "n2", "n3")
+
+    def __init__(self, leader: str, *, may_ask: bool = True) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.denied: set[tuple[str, str]] = set()
+        self._leader, self._may_ask = leader, may_ask
+
+    async def request(self, subject: str, data: bytes, **_: Any) -> Any:
+        verb = subject.removeprefix("$JS.API.").split(".TC_INPUTS")[0]
+        self.asked.append(verb)
+        if verb == "STREAM.INFO":
+            if self._may_ask:
+                return Incoming(data=json.dumps({"cluster": {"leader": self._leader}}).encode())
+            self.denied.add(("publish", subject.lower()))
+            await asyncio.sleep(3600.0)
+        server = self.servers[(self.asked.count("CONSUMER.CREATE") - 1) % 3]
+        has_it = server == self._leader
+        if has_it:
+            asyncio.get_running_loop().call_soon(self.hearer, stored(1, 1))
+        answer = {"name": "consumer", "num_pending": int(has_it), "cluster": {"leader": server}}
+        return Incoming(data=json.dumps(answer).encode())
+
+
+def read_of(client: Cluster) -> list[int]:
+    """The sequences that a bounded read yields."""
+
+    async def read() -> list[int]:
+        follow = Tails(client.denied).follow(lambda: client, subjects.INPUTS_STREAM, 1, ">", live=False)
+        return [message.seq async for message in follow]
+
+    return run_virtually(read())
+
+
+@pytest.mark.parametrize("leader", Cluster.servers)
+def test_a_bounded_read_ends_where_the_leader_s_stream_does(leader: str) -> None:
+    """A server that catches up would end it without what it lacks, such as the newest snapshot."""
+    client = Cluster(leader)
+
+    assert read_of(client) == [1]
+    assert client.asked.count("CONSUMER.CREATE") == Cluster.servers.index(leader) + 1
+
+
+def test_whoever_may_not_ask_for_the_leader_reads_what_any_server_has() -> None:
+    """As users had it whose permissions are of an earlier release; they are not asked for again."""
+    client = Cluster("n2", may_ask=False)
+
+    assert read_of(client) == []
+    assert client.asked == ["STREAM.INFO", "CONSUMER.CREATE"]
+
+
+def test_a_connection_that_ends_behind_a_consumer_elsewhere_is_waited_for() -> None:
+    """With a pause: others have the loop meanwhile, such as what connects again."""
+
+    class Dropped(Cluster):
+        """Loses its connection with the first consumer, and is connected again half a second later."""
+
+        is_connected = True
+
+        async def unsubscribe(self) -> None:
+            if self.asked.count("CONSUMER.CREATE") == 1 and self.is_connected:
+                self.is_connected = False
+                asyncio.get_running_loop().call_later(0.5, setattr, self, "is_connected", True)
+
+    assert read_of(Dropped("n2")) == [1]
+
+
+def test_a_leaf_of_a_cluster_has_its_streams_alone() -> None:
+    """Its answers name a leader of a stream, and say nothing of where a consumer is."""
+
+    class Leaf(Cluster):
+        servers = ("leaf",)
+
+        async def request(self, subject: str, data: bytes, **_: Any) -> Any:
+            answer = json.loads((await super().request(subject, data)).data)
+            if "num_pending" in answer:
+                del answer["cluster"]
+            return Incoming(data=json.dumps(answer).encode())
+
+    assert read_of(Leaf("leaf")) == [1]
+
+
+def test_a_stream_without_a_leader_is_asked_for_again() -> None:
+    """Any server's consumer would do otherwise."""
+
+    class Leaderless(Cluster):
+        """Elects a leader after the first question for it."""
+
+        async def request(self, subject: str, data: bytes, **_: Any) -> Any:
+            answer = await super().request(subject, data)
+            if self.asked == ["STREAM.INFO"]:
+                return Incoming(data=json.dumps({"cluster": {"name": "test"}}).encode())
+            return answer
+
+    client = Leaderless("n1")
+
+    assert read_of(client) == [1]
+    assert client.asked == ["STREAM.INFO"] * 2 + ["CONSUMER.CREATE"]
+
+
+def test_a_leader_that_never_gets_a_consumer_is_given_up() -> None:
+    """In bounded time, with pauses."""
+    client = Cluster("n4")
+
+    with pytest.raises(Unavailable, match="no progress"):
+        read_of(client)
+
+    assert len(client.asked) < 10 * 2 * GIVE_UP_S / 0.1
+
+
+class Electing(Client):
+    """A client of servers that drop what they are asked before ``elected_s``, and then answer within ``answer_s``."""
+
+    def __init__(self, elected_s: float, answer_s: float) -> None:
+        super().__init__()
+        self.asked_s: list[float] = []
+        self._elected_s = elected_s
+        self._answer_s = answer_s
 
     async def request(self, subject: str, data: bytes, **_: Any) -> Any:
         now_s = asyncio.get_running_loop().time()

@@ -67,7 +67,7 @@ def test_limits_are_said() -> None:
     text = " ".join(README.split())
 
     for said in (
-        "Linux (x86-64, arm64), Python 3.11 to 3.13",
+        "Linux (x86-64, arm64), Python 3.11 to 3.14",
         "refused or absent",
         "In float32 on a CPU",
         "On a GPU",

@@ -13,7 +13,6 @@ from shared.messages.cell_events import FlushCache, PinPrefix, UnpinPrefix
 from shared.messages.status import (
     CachedNode,
     CacheListing,
-    CellStatus,
     ChunksVerified,
     GetInventory,
     Inventory,
@@ -23,6 +22,7 @@ from shared.messages.status import (
     PoolStatus,
     VerifyChunks,
 )
+from tests.unit.gateway.scripted_cell import cell_status
 
 NAMESPACE = "ab" * 16
 MODEL = "0123456789abcdef0123456789abcdef"
@@ -112,11 +112,11 @@ class ScriptedCache:
 
     async def _status(self, data: bytes) -> bytes:
         pool = PoolStatus(owner="worker-0", tier="device", total=64, free=60, cached=4, leased=0)
+        counters = {"hit_tokens_device": 96, **self.counters}
         return encode(
-            CellStatus(
-                scheduler_id="scheduler-0", epoch=1, seq=self.seq, model=MODEL, page_size=16, queued=0, running=0,
-                max_queued=10, max_context=0, storages=self.storages, pools=(pool,), nodes=len(self.nodes),
-                counters={"hit_tokens_device": 96, **self.counters}, pins=len(self.pins), chunks=len(self.disk),
+            cell_status(
+                seq=self.seq, model=MODEL, storages=self.storages, pools=(pool,), nodes=len(self.nodes),
+                counters=counters, pins=len(self.pins), chunks=len(self.disk),
             )
         )  # fmt: skip
 

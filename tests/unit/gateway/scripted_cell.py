@@ -22,6 +22,23 @@ Step = tuple[int, str]
 """One token and the text that it completes."""
 
 
+def idle_workers(count: int, draining: int = 0) -> tuple[WorkerStatus, ...]:
+    """So many workers without requests, of which the first are about to leave."""
+    return tuple(
+        WorkerStatus(worker_id=f"worker-{n}", incarnation=INCARNATION, running=0, waiting=0, draining=n < draining)
+        for n in range(count)
+    )
+
+
+def cell_status(**told: object) -> CellStatus:
+    """The status of a cell with nothing to tell but this."""
+    fields: dict[str, object] = {
+        "scheduler_id": "scheduler-0", "epoch": 1, "seq": 1, "model": "", "page_size": 16, "queued": 0, "running": 0,
+        "max_queued": 10, "max_context": 0,
+    }  # fmt: skip
+    return CellStatus(**(fields | told))  # type: ignore[arg-type]
+
+
 def usage_and_timing(request: SubmitRequest) -> tuple[Usage, Timing]:
     """What a worker reports with a first item: half of the prompt was on the device, a quarter in host memory."""
     device, host = request.prompt_tokens // 2, request.prompt_tokens // 4
@@ -72,15 +89,8 @@ class ScriptedCell:
 
     async def announce(self, workers: int = 1, **changes: object) -> None:
         """Publish a status as the active scheduler does."""
-        fields: dict[str, object] = {
-            "scheduler_id": "scheduler-0", "epoch": 1, "seq": 1, "model": "", "page_size": 16, "queued": 0,
-            "running": 0, "max_queued": 10, "max_context": 0,
-            "workers": tuple(
-                WorkerStatus(worker_id=f"worker-{n}", incarnation=INCARNATION, running=0, waiting=0)
-                for n in range(workers)
-            ),
-        }  # fmt: skip
-        await self.bus.publish(subjects.STATUS, encode(CellStatus(**{**fields, **changes})))  # type: ignore[arg-type]
+        status = cell_status(**({"workers": idle_workers(workers)} | changes))
+        await self.bus.publish(subjects.STATUS, encode(status))
 
     async def until(self, claim: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait until ``claim`` holds, looking after every input."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from services.gateway.assembly import Delta
 from services.gateway.pending import Choice, Generation
 from services.gateway.replies.parts import CallArguments, CallBegun, Reasoning, ReplyPart, Text
 from services.gateway.replies.reading import Reply
-from shared.messages.base import pack_int32
-from shared.messages.requests import CacheHints, SamplingParams, SubmitRequest
+from shared.messages.requests import CacheHints
 from shared.messages.tokens import TokenItem, Usage
 from shared.messages.worker_events import FinishReason
+from tests.scripted_cell import submit
 
 PARTS: Mapping[str, Sequence[ReplyPart]] = {
     "r": [Reasoning("let me ")],
@@ -36,16 +38,9 @@ class LetterReader:
         return []
 
 
-def generation(prompt_tokens: int = 8, max_tokens: int = 64, cache: CacheHints | None = None) -> Generation:
+def generation(prompt_tokens: int = 8, cache: CacheHints | None = None) -> Generation:
     """One choice of a streamed answer, read by letters."""
-    request = SubmitRequest(
-        request_id="r-0",
-        gateway_id="g",
-        namespace="0" * 32,
-        prompt=pack_int32(range(prompt_tokens)),
-        sampling=SamplingParams(max_tokens=max_tokens),
-        cache=cache or CacheHints(),
-    )
+    request = replace(submit("r-0", [*range(prompt_tokens)], 64), cache=cache or CacheHints())
     return Generation([Choice(request, 0, 0, 0.0, Reply(LetterReader()))], is_streaming=True)
 
 

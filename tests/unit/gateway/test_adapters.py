@@ -22,13 +22,14 @@ from shared import subjects
 from shared.adapters import AdapterFiles, read_adapter
 from shared.bus.protocol import Bus, StreamLimits
 from shared.codec import decode_input, encode
-from shared.errors import AdapterRefused, ConfigError, InvalidRequest, NotFound, ThermoclineError, Unavailable
+from shared.errors import AdapterRefused, ConfigError, InvalidRequest, NotFound, Unavailable
 from shared.ids import namespace_digest
 from shared.messages.cell_events import LoadAdapter, UnloadAdapter
 from shared.messages.gateway_notices import RequestFailed
-from shared.messages.status import AdapterStatus, CellStatus, WorkerStatus
+from shared.messages.status import AdapterStatus, CellStatus
 from tests.memory_bus import MemoryBroker
 from tests.unit.gateway.running_gateway import FACTS, Harness, running_gateway, says
+from tests.unit.gateway.scripted_cell import cell_status, idle_workers
 from tests.waiting import until
 
 DIGEST = "d" * 32
@@ -150,14 +151,8 @@ class ScriptedScheduler:
         self.orders: list[LoadAdapter | UnloadAdapter] = []
 
     def status(self) -> CellStatus:
-        workers = tuple(
-            WorkerStatus(worker_id=f"worker-{number}", incarnation="i", running=0, waiting=0)
-            for number in range(self.workers)
-        )
-        return CellStatus(
-            scheduler_id="s", epoch=1, seq=self.seq, model="", page_size=16, queued=0, running=0, max_queued=1,
-            max_context=0, workers=workers, adapters=tuple(self.adapters.values()),
-        )  # fmt: skip
+        workers, adapters = idle_workers(self.workers), tuple(self.adapters.values())
+        return cell_status(seq=self.seq, workers=workers, adapters=adapters)
 
     async def follow(self) -> None:
         async for message in self.bus.follow(subjects.INPUTS_STREAM):
@@ -366,10 +361,3 @@ async def test_a_degraded_cell_names_the_adapter() -> None:
         (lack,) = harness.gateway.own_degraded()
 
     assert (lack.what, lack.reason, lack.setting) == ("adapter tuned", "worker-0: no memory", "--adapter")
-
-
-def test_a_refusal_is_an_error_of_the_caller() -> None:
-    """400, in the shape of every other."""
-    error: ThermoclineError = AdapterRefused("why")
-
-    assert (error.status, error.kind, error.code) == (400, "invalid_request_error", "adapter_refused")

@@ -12,7 +12,7 @@ from services.gateway.context_limit import ContextLimit
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
-from shared.errors import ContextTooLong, InvalidRequest, ThermoclineError
+from shared.errors import ContextTooLong, InvalidRequest
 from shared.importance import METRICS
 from shared.messages.requests import CacheHints, Importance
 
@@ -235,11 +235,3 @@ def test_seeds_of_choices_differ_and_are_reproducible() -> None:
     assert len(set(seeds)) == 128
     assert seeds == [admission.derive_seed(42, choice) for choice in range(128)]
     assert all(0 <= seed < 2**63 for seed in (*seeds, admission.derive_seed(-1, 0)))
-
-
-def test_every_refusal_is_the_callers_fault() -> None:
-    """Admission raises no error that tells a client to try again."""
-    with pytest.raises(ThermoclineError) as refusal:
-        admission.check_completion(completion(suffix="x"))
-
-    assert refusal.value.status == 400

@@ -72,7 +72,7 @@ async def test_an_order_that_is_not_folded_is_given_up() -> None:
     """In bounded time, with the advice to come again."""
     async with scripted(folds=False) as (calls, _):
         calls.fold_s = 0.05
-        with pytest.raises(Unavailable, match="stays in line") as given_up:
+        with pytest.raises(Unavailable, match="stays queued") as given_up:
             await calls.flush(("device",))
 
     assert given_up.value.retry_after_ms > 0

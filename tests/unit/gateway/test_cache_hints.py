@@ -86,7 +86,11 @@ def test_a_message_of_one_text_may_have_a_breakpoint_itself() -> None:
     assert tokenizer().decode(tokens[: lease.tokens]).endswith("A document.")
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Co"]), max_size=20), min_size=1))
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Co"]), max_size=20), min_size=1, max_size=6
+    )
+)
 def test_tokens_of_a_lease_are_a_prefix_of_what_the_text_before_it_has(texts: list[str]) -> None:
     """Wherever texts end, within a token or not, leases begin the prompt and none claims more than it has."""
     asked = request([{"role": "user", "content": [part(text, EPHEMERAL if place < 4 else None)]}

@@ -14,6 +14,8 @@ import pytest
 
 from services.gateway.keys import key_hash
 from services.gateway.openai_schema.cache import CacheNode, FlushRequest, Pin, PinRequest, PrewarmRequest, VerifyRequest
+from services.gateway.tenant_file import write_tenants
+from services.gateway.tenants import Tenant
 from shared.ids import namespace_digest
 from shared.messages.base import unpack_int32
 from shared.messages.cell_events import FlushCache, PinPrefix, UnpinPrefix
@@ -62,17 +64,17 @@ async def test_nodes_are_listed_page_by_page() -> None:
     assert [n["parent"] for n in own["data"]] == [None, 1]
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [({"limit": "0"}, "limit"), ({"limit": "1025"}, "limit"), ({"limit": "x"}, "limit"), ({"after": "-1"}, "after"),
-     ({"namespace": "xyz"}, "namespace"), ({"namespace": NAMESPACE, "cache_salt": "s"}, "cache_salt")],
-)  # fmt: skip
-async def test_a_senseless_query_is_refused(query: dict[str, str], param: str) -> None:
+async def test_a_senseless_query_is_refused() -> None:
     """With 400 and the parameter's name."""
+    cases = [
+        ({"limit": "0"}, "limit"), ({"limit": "1025"}, "limit"), ({"limit": "x"}, "limit"), ({"after": "-1"}, "after"),
+        ({"namespace": "xyz"}, "namespace"), ({"namespace": NAMESPACE, "cache_salt": "s"}, "cache_salt"),
+    ]  # fmt: skip
     async with administered() as (harness, cache):
-        response = await harness.client.get("/v1/cache", params=query)
+        for query, param in cases:
+            response = await harness.client.get("/v1/cache", params=query)
+            assert refusal(response) == (400, "invalid_request", param), query
 
-    assert refusal(response) == (400, "invalid_request", param)
     assert cache.calls == []
 
 
@@ -144,7 +146,8 @@ async def test_conversations_and_tokens_are_pinned_as_the_api_sees_them() -> Non
 
 
 @pytest.mark.parametrize(
-    ("script", "part"), [({"refusal": "there is no host pool"}, "no host pool"), ({"forgets_pins": True}, "as many")]
+    ("script", "part"),
+    [({"refusal": "there is no host pool"}, "no host pool"), ({"forgets_pins": True}, "its maximum of pins")],
 )
 async def test_a_refused_pin_is_an_error_with_its_reason(script: dict[str, Any], part: str) -> None:
     """409, whether the scheduler remembers the refusal or has no room even for that."""
@@ -155,9 +158,9 @@ async def test_a_refused_pin_is_an_error_with_its_reason(script: dict[str, Any],
     assert part in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
+async def test_malformed_bodies_are_refused() -> None:
+    """With the field at fault, and nothing reaches the cell."""
+    cases: list[tuple[str, object, str | None]] = [
         ("pins", {}, "prompt"), ("pins", {"prompt": "x", "tokens": [1]}, "tokens"), ("pins", {"tokens": []}, "tokens"),
         ("pins", {"tokens": [-1]}, "tokens"), ("pins", {"tokens": [10**7]}, "tokens"),
         ("pins", {"prompt": ""}, "prompt"),
@@ -172,16 +175,13 @@ async def test_a_refused_pin_is_an_error_with_its_reason(script: dict[str, Any],
         ("prewarm", {}, None), ("prewarm", {"prompts": []}, "prompts"), ("prewarm", {"prompts": ["x"] * 65}, "prompts"),
         ("prewarm", {"prompts": ["x", {"tokens": []}]}, "prompts[1].tokens"),
         ("prewarm", {"prompts": ["x", {"prompt": ""}]}, "prompts[1].prompt"), ("prewarm", [], None),
-    ],
-)  # fmt: skip
-async def test_malformed_bodies_are_refused(path: str, body: object, param: str | None) -> None:
-    """With the field at fault, and nothing reaches the cell."""
+    ]  # fmt: skip
     async with administered() as (harness, cache):
-        response = await harness.client.post(f"/v1/cache/{path}", json=body)
+        for path, body, param in cases:
+            response = await harness.client.post(f"/v1/cache/{path}", json=body)
 
-    assert response.status_code == 400
-    assert refusal(response)[2] == param
-    assert response.json()["error"]["type"] == "invalid_request_error"
+            assert (response.status_code, refusal(response)[2]) == (400, param), (path, body)
+            assert response.json()["error"]["type"] == "invalid_request_error"
     assert cache.orders == []
     assert harness.cell.submitted == []
 
@@ -215,13 +215,9 @@ async def test_a_flush_erases_kept_responses_where_it_says_so(
     tmp_path: Path, whose: dict[str, str], stay: list[str]
 ) -> None:
     """All, a salt's, a tenant's, or a salt's of a tenant; without being told to, none."""
-    text = "".join(
-        f'[tenants.{name}]\nsalt = "{name * 8}"\nkeys = ["{key_hash(key.encode())}"]\n'
-        for name, key in (("first", "one"), ("second", "two"))
-    )
     path = tmp_path / "tenants.toml"
-    path.write_text(text)
-    path.chmod(0o600)
+    keys = {"first": b"one", "second": b"two"}
+    write_tenants(path, {name: Tenant(salt=name * 8, keys=(key_hash(key),)) for name, key in keys.items()})
     body = {"model": "test-model", "input": "hi"}
     async with administered(tenants=str(path)) as (harness, _):
         kept = {}
@@ -337,19 +333,20 @@ async def test_a_client_that_leaves_ends_its_prewarming() -> None:
         assert len(harness.cell.submitted) == 4
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [("GET", "", None), ("GET", "/stats", None), ("GET", "/pins", None), ("POST", "/pins", {"tokens": [5] * 40}),
-     ("DELETE", "/pins/p", None), ("POST", "/flush", {}), ("POST", "/verify", {}),
-     ("POST", "/prewarm", {"prompts": ["x"]})],
-)  # fmt: skip
-async def test_a_silent_scheduler_is_503(method: str, path: str, body: object) -> None:
-    """With Retry-After, on every endpoint."""
+async def test_a_silent_scheduler_is_503() -> None:
+    """With Retry-After, on every endpoint that asks it."""
+    calls: list[tuple[str, str, object]] = [
+        ("GET", "cache", None), ("GET", "cache/stats", None), ("GET", "cache/divergences", None),
+        ("GET", "cache/pins", None), ("POST", "cache/pins", {"tokens": [5] * 40}), ("DELETE", "cache/pins/p", None),
+        ("POST", "cache/flush", {}), ("POST", "cache/verify", {}), ("POST", "cache/prewarm", {"prompts": ["x"]}),
+        ("GET", "cell", None),
+    ]  # fmt: skip
     async with running_gateway(says("x"), admin_key=KEY) as harness:
-        response = await harness.client.request(method, f"/v1/cache{path}", json=body, headers={"x-admin-key": KEY})
+        for method, path, body in calls:
+            response = await harness.client.request(method, f"/v1/{path}", json=body, headers={"x-admin-key": KEY})
 
-    assert refusal(response)[:2] == (503, "service_unavailable")
-    assert int(response.headers["retry-after"]) >= 1
+            assert refusal(response)[:2] == (503, "service_unavailable"), path
+            assert int(response.headers["retry-after"]) >= 1
 
 
 async def test_calls_of_operators_are_bounded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,8 +17,9 @@ from shared import subjects
 from shared.bus.protocol import Delivery
 from shared.codec import decode, encode
 from shared.messages.cells import HEAD_BYTES, CellHeads, CellLoad, HeadsWanted
-from shared.messages.status import CellStatus, PoolStatus, StorageBudget
+from shared.messages.status import PoolStatus, StorageBudget
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
+from tests.unit.gateway.scripted_cell import cell_status
 from tests.waiting import until
 
 BODY = {"messages": [{"role": "user", "content": "a long text that many ask about " * 20}], "max_tokens": 4}
@@ -48,6 +50,12 @@ def reports(harness: Harness) -> CellReports:
     found = harness.gateway.reports
     assert found is not None
     return found
+
+
+async def hears(harness: Harness, *, nodes: int, **changes: Any) -> None:
+    """Announce a status, and wait until the gateway has it."""
+    await harness.cell.announce(nodes=nodes, **changes)
+    await until(lambda: harness.gateway.cell.status is not None and harness.gateway.cell.status.nodes == nodes)
 
 
 async def test_an_answered_prompt_is_told_with_the_load() -> None:
@@ -102,8 +110,7 @@ async def test_a_whole_summary_comes_in_parts_to_whoever_wants_it() -> None:
     count = MOST_TOLD_BYTES // HEAD_BYTES + 10
     async with running_gateway(says("yes"), cell="lisbon") as harness:
         await harness.bus.subscribe(subjects.CELLS_HEADS, listener.on_heads)
-        await harness.cell.announce(nodes=1)
-        await until(lambda: harness.gateway.cell.status is not None and harness.gateway.cell.status.nodes == 1)
+        await hears(harness, nodes=1)
         digests = tuple(range(1, count + 1))
         depths = tuple(range(10, 10 * count + 1, 10))
         reports(harness).held.note(Head(digests, depths, 10 * count), count, 0)
@@ -130,8 +137,7 @@ async def test_work_is_told_as_what_was_asked_for_and_what_was_found() -> None:
     async with running_gateway(says("yes"), cell="lisbon") as harness:
         await listener.listen(harness)
         usage = (await harness.client.post("/v1/chat/completions", json=BODY)).json()["usage"]
-        await harness.cell.announce(nodes=1, counters={"hit_tokens_device": 5, "hit_tokens_disk": 7, "preemptions": 9})
-        await until(lambda: harness.gateway.cell.status is not None and bool(harness.gateway.cell.status.counters))
+        await hears(harness, nodes=1, counters={"hit_tokens_device": 5, "hit_tokens_disk": 7, "preemptions": 9})
         await reports(harness).tell()
         await until(lambda: bool(listener.loads) and listener.loads[-1].found_tokens > 0)
     load = listener.loads[-1]
@@ -161,12 +167,10 @@ async def test_an_empty_cell_is_believed() -> None:
     async with running_gateway(says("yes"), cell="lisbon") as harness:
         await harness.client.post("/v1/chat/completions", json=BODY)
         held = reports(harness).held
-        await harness.cell.announce(nodes=1, seq=2)
-        await until(lambda: harness.gateway.cell.status is not None and harness.gateway.cell.status.nodes == 1)
+        await hears(harness, nodes=1, seq=2)
         await reports(harness).tell()
         before = len(held)
-        await harness.cell.announce(nodes=0, seq=3)
-        await until(lambda: harness.gateway.cell.status is not None and harness.gateway.cell.status.nodes == 0)
+        await hears(harness, nodes=0, seq=3)
         for _ in range(EMPTY_FOR):
             await reports(harness).tell()
 
@@ -181,10 +185,7 @@ def test_a_cells_capacity_is_that_of_its_pools_and_disks() -> None:
         PoolStatus(owner="s", tier="host", total=20, free=0, cached=0, leased=0),
         PoolStatus(owner="s", tier="state", total=99, free=0, cached=0, leased=0),
     )
-    status = CellStatus(
-        scheduler_id="s", epoch=1, seq=1, model="", page_size=16, queued=0, running=0, max_queued=1, max_context=1,
-        pools=pools, page_bytes=100, budgets=(StorageBudget(storage_id="s", disk=1000),),
-    )  # fmt: skip
+    status = cell_status(pools=pools, page_bytes=100, budgets=(StorageBudget(storage_id="s", disk=1000),))
     remote = msgspec.structs.replace(status, budgets=(StorageBudget(storage_id="s", has_remote=True),))
 
     assert capacity_tokens(status) == (10 + 20 + 10) * 16

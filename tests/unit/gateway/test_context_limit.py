@@ -10,6 +10,7 @@ from services.gateway.context_limit import ContextLimit
 from shared.config import parse_bytes
 from shared.errors import ContextTooLong
 from shared.messages.status import CellStatus, PoolStatus
+from tests.unit.gateway.scripted_cell import cell_status
 
 MIB = 2**20
 POOL = ContextLimit(model_tokens=4096, pool_tokens=512, page_size=16, page_bytes=2 * MIB)
@@ -18,10 +19,7 @@ POOL = ContextLimit(model_tokens=4096, pool_tokens=512, page_size=16, page_bytes
 def status(max_context: int, pages: int, page_bytes: int = MIB) -> CellStatus:
     """A cell with one device pool of pages of 16 tokens."""
     pool = PoolStatus(owner="w", tier="device", total=pages, free=pages, cached=0, leased=0)
-    return CellStatus(
-        scheduler_id="s", epoch=1, seq=1, model="m", page_size=16, queued=0, running=0, max_queued=1,
-        max_context=max_context, pools=(pool,), page_bytes=page_bytes,
-    )  # fmt: skip
+    return cell_status(model="m", max_context=max_context, pools=(pool,), page_bytes=page_bytes)
 
 
 def heard(told: CellStatus) -> CellView:
@@ -36,9 +34,11 @@ def test_a_pool_smaller_than_the_context_is_the_bound() -> None:
 
 
 def test_a_pool_that_holds_the_context_is_no_bound() -> None:
-    """Nor is one of a cell whose workers take less than this gateway read of the model."""
+    """Nor is one of a cell whose workers take less than this gateway read of the model, nor of one that is unknown."""
     assert heard(status(4096, 1000)).context_limit(4096) == ContextLimit(4096)
     assert heard(status(100, 1000)).context_limit(4096) == ContextLimit(100)
+    assert heard(status(100, 1000)).context_limit(50) == ContextLimit(50)
+    assert CellView("m").context_limit(512) == ContextLimit(512)
 
 
 @pytest.mark.parametrize(("prompt", "asked", "needed"), [(600, None, 601), (600, 10, 610), (500, 100, 600)])

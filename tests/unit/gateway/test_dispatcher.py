@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.pending import Choice, Generation, PendingTable
 from shared import subjects
 from shared.bus.protocol import StreamLimits
 from shared.errors import Unavailable
-from shared.messages.base import pack_int32
-from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.scripted_cell import submit
 from tests.virtual_loop import run_virtually
 
 
@@ -37,17 +37,7 @@ class LeaderlessBus(MemoryBus):
 
 def submitted_s(bus: LeaderlessBus, *, deadline_ms: int = 0, count: int = 1) -> float:
     """When so many choices of one request were stored. Raises what the client is told."""
-    requests = [
-        SubmitRequest(
-            request_id=f"r{number}",
-            gateway_id="gw",
-            namespace="0" * 32,
-            prompt=pack_int32([1]),
-            sampling=SamplingParams(max_tokens=4),
-            deadline_ms=deadline_ms,
-        )
-        for number in range(count)
-    ]
+    requests = [replace(submit(f"r{number}", [1]), deadline_ms=deadline_ms) for number in range(count)]
     pending = PendingTable()
     dispatcher = Dispatcher(bus, subjects.request_input("gw"), "gw", pending)
 
@@ -123,15 +113,8 @@ def test_without_a_broker_a_client_learns_it_at_once(bus: LeaderlessBus) -> None
 
 async def test_a_request_of_one_choice_is_on_its_way_at_once(bus: LeaderlessBus, broker: MemoryBroker) -> None:
     """In the same turn of the loop in which it is begun."""
-    request = SubmitRequest(
-        request_id="r",
-        gateway_id="gw",
-        namespace="0" * 32,
-        prompt=pack_int32([1]),
-        sampling=SamplingParams(max_tokens=4),
-    )
     dispatcher = Dispatcher(bus, subjects.request_input("gw"), "gw", PendingTable())
-    starting = asyncio.create_task(dispatcher.start(Generation([Choice(request, 0, 0, now_s=0.0)])))
+    starting = asyncio.create_task(dispatcher.start(Generation([Choice(submit("r", [1]), 0, 0, now_s=0.0)])))
     await asyncio.sleep(0)
 
     assert stored(broker) == 1

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from services.gateway.keys import key_hash
-from services.gateway.tenants import Tenant, render_tenants
+from services.gateway.tenant_file import write_tenants
+from services.gateway.tenants import Tenant
 from shared import subjects
 from shared.codec import decode, encode
 from shared.messages.base import pack_int32
@@ -124,8 +125,7 @@ async def test_a_tenant_with_a_cache_of_its_own_is_told_all_of_it(tmp_path: Path
         for name, salt in (("alone", "a"), ("one", "b"), ("two", "b"))
     }
     file = tmp_path / "tenants.toml"
-    file.write_text(render_tenants(tenants), encoding="utf-8")
-    file.chmod(0o600)
+    write_tenants(file, tenants)
     async with diverging(tenants=str(file), api_keys=["key-none"]) as harness:
         told = {
             name: (await chat(harness, authorization=f"Bearer key-{name}"))["divergence"]["cached"] is not None
@@ -158,12 +158,3 @@ async def test_the_cells_divergences_are_for_its_operators() -> None:
     assert (len(opened["data"]), len(few["data"]), wrong.status_code) == (10, 3, 400)
     assert (opened["data"][0]["lost_tokens"], opened["data"][0]["cause"]) == (100, "date_or_time")
     assert opened["since_ms"] == 10**12
-
-
-async def test_a_silent_scheduler_is_an_error_of_the_cell_view_alone() -> None:
-    """Explanations go without, as they do for a request that was not admitted."""
-    async with running_gateway(says("hello you"), admin_key=KEY) as harness:
-        silent = await harness.client.get("/v1/cache/divergences", headers=ADMIN)
-
-    assert silent.status_code == 503
-    assert msgspec.json.decode(silent.content)["error"]["code"] == "service_unavailable"

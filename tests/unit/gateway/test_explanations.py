@@ -16,10 +16,9 @@ from services.gateway.views.explanation import explain, prompt_parts, time_parts
 from shared import subjects
 from shared.codec import decode, encode
 from shared.errors import RequestCancelled, Unavailable
-from shared.messages.base import pack_int32
 from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Wait
-from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.tokens import Timing, TokenItem, Usage
+from tests.scripted_cell import submit
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 
 KEY = "an-admin-key-of-some-length"
@@ -152,11 +151,8 @@ class Answers:
         self.recent = RecentRequests(lambda: self.now_s, most=most, kept_s=60)
 
     def begin(self, name: str) -> Generation:
-        request = SubmitRequest(
-            request_id=f"{name}-0", gateway_id="g", namespace="0" * 32, prompt=pack_int32(range(8)),
-            sampling=SamplingParams(max_tokens=4), received_ns=T0,
-        )  # fmt: skip
-        choice = Choice(request, 0, 0, self.now_s)
+        request = submit(f"{name}-0", [*range(8)])
+        choice = Choice(msgspec.structs.replace(request, received_ns=T0), 0, 0, self.now_s)
         choice.submitted_ns = at(1)
         generation = Generation([choice])
         self.recent.begin(generation, http_id=f"http-{name}", endpoint="/v1/completions")

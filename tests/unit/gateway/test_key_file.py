@@ -33,11 +33,6 @@ async def test_keys_of_a_file_open_the_api(file: Path) -> None:
     assert found == [200, 200, 200, 401, 401, 401]
 
 
-def test_no_file_has_no_keys() -> None:
-    """The setting is empty by default."""
-    assert read_api_keys("") == ()
-
-
 @pytest.mark.parametrize(
     ("text", "mode", "reason"),
     [

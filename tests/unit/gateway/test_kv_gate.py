@@ -64,9 +64,9 @@ def test_a_gate_of_another_model_stops_the_gateway(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kv_gate": ""}, "--kv-gate FILE says what this model loses"),
+        ({"kv_gate": ""}, "give --kv-gate FILE, measured with this model"),
         ({"kv_dtype": "auto"}, "--kv-gate needs --kv-dtype fp8"),
-        ({"importance": "on"}, "--importance on: no part is read"),
+        ({"importance": "on"}, "--importance on: KV of eight bits cannot be loaded in part"),
     ],
 )
 def test_settings_that_contradict_one_another_are_named(settings: dict[str, str], said: str) -> None:

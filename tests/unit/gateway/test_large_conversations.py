@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -53,23 +54,32 @@ async def test_more_messages_than_the_context_has_tokens_are_refused(path: str) 
     assert used == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/messages", {"messages": SAID * 100, "max_tokens": 1}),
-        ("/v1/messages/count_tokens", {"messages": SAID * 100}),
-        ("/v1/responses", {"input": SAID * 100}),
-        ("/v1/responses/input_tokens", {"input": SAID * 100}),
-    ],
-)
-async def test_conversions_run_in_the_tokenising_threads(
-    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the API's own shapes to a chat, of whatever is not short."""
-    names = watched(monkeypatch, (messages, "chat_request"), (responses, "chat_request"), (responses, "own_items"))
-    async with running_gateway(says("hi"), over_http=True) as harness:
-        await harness.client.post(path, json=body)
+CONVERTED = ((messages, "chat_request"), (responses, "chat_request"), (responses, "own_items"))
 
+
+@pytest.mark.parametrize(
+    ("path", "body", "work"),
+    [
+        ("/v1/messages", {"messages": SAID * 100, "max_tokens": 1}, CONVERTED),
+        ("/v1/messages/count_tokens", {"messages": SAID * 100}, CONVERTED),
+        ("/v1/responses", {"input": SAID * 100}, CONVERTED),
+        ("/v1/responses/input_tokens", {"input": SAID * 100}, CONVERTED),
+        ("/v1/chat/completions", {"messages": SAID * 100}, [(chat_prompt, "breakpoints")]),
+        ("/v1/responses", {"input": SAID * 40, "max_output_tokens": 2}, [(kept, "_identified")]),
+    ],
+    ids=["messages", "count_tokens", "responses", "input_tokens", "breakpoints", "kept"],
+)
+async def test_what_grows_with_a_conversation_runs_in_the_tokenising_threads(
+    path: str, body: dict[str, Any], work: Sequence[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the API's own shapes to a chat, of whatever is not short; the search for breakpoints, in every message; and
+    the items of a response that is kept.
+    """
+    names = watched(monkeypatch, *work)
+    async with running_gateway(says("hi"), over_http=True) as harness:
+        answered = await harness.client.post(path, json=body)
+
+    assert answered.status_code == 200
     assert names
     assert all(name.startswith("tokenise") for name in names)
 
@@ -81,24 +91,3 @@ async def test_without_tools_a_reply_is_asked_for_on_the_event_loop(monkeypatch:
         await harness.client.post("/v1/chat/completions", json={"messages": SAID * 100})
 
     assert names == [threading.current_thread().name]
-
-
-async def test_breakpoints_are_looked_for_in_the_tokenising_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are looked for in every message."""
-    names = watched(monkeypatch, (chat_prompt, "breakpoints"))
-    async with running_gateway(says("hi"), over_http=True) as harness:
-        await harness.client.post("/v1/chat/completions", json={"messages": SAID * 100})
-
-    assert names
-    assert all(name.startswith("tokenise") for name in names)
-
-
-async def test_items_are_written_down_in_the_tokenising_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is kept holds its whole conversation."""
-    names = watched(monkeypatch, (kept, "_identified"))
-    async with running_gateway(says("hi"), over_http=True) as harness:
-        answered = await harness.client.post("/v1/responses", json={"input": SAID * 40, "max_output_tokens": 2})
-
-    assert answered.status_code == 200
-    assert names
-    assert all(name.startswith("tokenise") for name in names)

@@ -14,10 +14,9 @@ from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits, StreamMessage
 from shared.codec import encode
 from shared.errors import ThermoclineError, TransportError, Unavailable
-from shared.messages.base import pack_int32
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
-from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.scripted_cell import submit
 from tests.waiting import until
 
 SUBJECT = subjects.gateway_output("gw")
@@ -52,21 +51,7 @@ class Handled:
         broker.ensure_streams(StreamLimits(max_bytes=2**20))
         self.broker = broker
         pending = PendingTable()
-        self._choices = [
-            Choice(
-                SubmitRequest(
-                    request_id=f"r{number}",
-                    gateway_id="gw",
-                    namespace="0" * 32,
-                    prompt=pack_int32([1]),
-                    sampling=SamplingParams(max_tokens=4),
-                ),
-                0,
-                0,
-                now_s=0.0,
-            )
-            for number in range(1, 10)
-        ]
+        self._choices = [Choice(submit(f"r{number}", [1]), 0, 0, now_s=0.0) for number in range(1, 10)]
         pending.add(Generation(self._choices))
         self.handler = NoticeHandler(self.bus, "gw", Dispatcher(self.bus, subjects.request_input("gw"), "gw", pending))
 

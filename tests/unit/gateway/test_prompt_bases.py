@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.notices import NoticeHandler
@@ -18,10 +19,11 @@ from shared.compact_messages import whole_request
 from shared.errors import Unavailable
 from shared.messages.base import pack_int32
 from shared.messages.gateway_notices import GatewayNotice, GatewayWord, PromptWanted, RequestFailed
-from shared.messages.requests import CacheHints, Importance, SamplingParams, SubmitRequest
+from shared.messages.requests import CacheHints, Importance, SubmitRequest
 from shared.messages.tokens import TokenItem
 from shared.prompt_chain import block_digests
 from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.scripted_cell import submit
 from tests.small_blocks import small_blocks
 from tests.waiting import until
 
@@ -38,14 +40,7 @@ def blocks() -> Iterator[None]:
 
 def ask(tokens: list[int], name: str = "r1", *, namespace: str = NAMESPACE, cache: CacheHints | None = None) -> Choice:
     """A choice of this prompt, with the digests of its blocks."""
-    request = SubmitRequest(
-        request_id=name,
-        gateway_id="gw",
-        namespace=namespace,
-        prompt=pack_int32(tokens),
-        sampling=SamplingParams(max_tokens=4),
-        cache=cache or CacheHints(),
-    )
+    request = replace(submit(name, tokens), namespace=namespace, cache=cache or CacheHints())
     choice = Choice(request, 0, 0, now_s=0.0)
     choice.blocks = block_digests(namespace, request.prompt)
     return choice
@@ -207,7 +202,7 @@ async def test_the_next_turn_is_told_by_reference() -> None:
     await running.answer(ask([*PROMPT, 9], "r2"))
 
     first, second = running.told
-    assert first.base is None
+    assert first == ask(PROMPT).request
     assert second.base is not None
     assert (second.base.tokens, second.tail) == (32, pack_int32([*PROMPT[32:], 9]))
 
@@ -308,16 +303,21 @@ async def test_a_prompt_that_cannot_be_told_fails_its_choice() -> None:
     assert isinstance(choice.failure, Unavailable)
 
 
-async def test_a_scheduler_of_an_older_release_gets_the_whole_prompt() -> None:
-    """It refuses an empty prompt as senseless, once; what it refuses whole is refused."""
-    running = Running()
-    await running.answer(ask(PROMPT))
+@pytest.mark.parametrize("is_compact", [False, True])
+async def test_a_scheduler_of_an_older_release_gets_the_whole_prompt(is_compact: bool) -> None:
+    """It refuses an empty prompt as senseless, once, told by reference or in compact form; what it refuses whole is
+    refused.
+    """
+    running = Running(takes_compact=is_compact)
+    if not is_compact:  # A prompt without a base is told again too.
+        await running.answer(ask(PROMPT))
     choice = ask([*PROMPT, 9], "r2")
     await running.start(choice)
+    before = len(running.told)
     refusal = RequestFailed(request_id="r2", code="invalid_request", message="the prompt must hold a token")
 
     await running.notice(refusal)
-    await until(lambda: len(running.told) == 3)
+    await until(lambda: len(running.told) == before + 1)
     assert choice.failure is None
     await running.notice(refusal)
 
@@ -338,32 +338,6 @@ async def test_tokens_are_told_in_compact_form_to_a_scheduler_that_takes_it() ->
     assert turn.base is not None
     assert whole_request(turn).tail == second.request.prompt[turn.base.tokens * 4 :]
     assert second.request.prompt == pack_int32([*PROMPT, *range(90, 120)])
-
-
-async def test_a_scheduler_that_does_not_take_compact_forms_gets_none() -> None:
-    """What it is told is the request as it is."""
-    running = Running()
-    choice = ask(PROMPT)
-
-    await running.answer(choice)
-
-    assert running.told == [choice.request]
-
-
-async def test_a_scheduler_that_knows_no_compact_form_is_told_again() -> None:
-    """It refuses an empty prompt, once; a prompt without a base too."""
-    running = Running(takes_compact=True)
-    choice = ask(PROMPT)
-    await running.start(choice)
-    refusal = RequestFailed(request_id="r1", code="invalid_request", message="the prompt must hold a token")
-
-    await running.notice(refusal)
-    await until(lambda: len(running.told) == 2)
-    assert choice.failure is None
-    await running.notice(refusal)
-
-    assert running.told[-1] == choice.request
-    assert choice.failure is not None
 
 
 async def test_a_long_prompt_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

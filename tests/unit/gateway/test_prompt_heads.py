@@ -14,9 +14,12 @@ from services.gateway.prompt_heads import FIRST_DEPTH_BYTES, Asked, asked_of, ne
 LONG = "the same words again " * 100
 
 
+def head_of(**body: Any) -> Asked:
+    return asked_of(json.dumps(body).encode())
+
+
 def chat(*texts: str, **extra: Any) -> Asked:
-    messages = [{"role": "user", "content": text} for text in texts]
-    return asked_of(json.dumps({"messages": messages, **extra}).encode())
+    return head_of(messages=[{"role": "user", "content": text} for text in texts], **extra)
 
 
 def shared(one: Asked, other: Asked) -> int:
@@ -54,21 +57,17 @@ def test_what_keeps_kv_apart_keeps_heads_apart() -> None:
 
 def test_spaces_and_order_in_json_do_not_matter() -> None:
     """The text counts, not how the body writes it."""
-    one = asked_of(json.dumps({"messages": [{"role": "user", "content": LONG}], "model": "m"}).encode())
+    one = chat(LONG, model="m")
     other = asked_of(json.dumps({"model": "m", "messages": [{"content": LONG, "role": "user"}]}, indent=3).encode())
-    parts = asked_of(
-        json.dumps({"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}).encode()
-    )
+    parts = head_of(model="m", messages=[{"role": "user", "content": [{"type": "text", "text": LONG}]}])
 
     assert one.head == other.head == parts.head
 
 
 def test_a_completion_has_a_head_by_its_text_or_its_tokens() -> None:
     """A string, a list of strings, token ids, and lists of those."""
-    text = asked_of(json.dumps({"prompt": LONG}).encode())
-    listed = asked_of(json.dumps({"prompt": [LONG, "other"]}).encode())
-    tokens = asked_of(json.dumps({"prompt": list(range(500))}).encode())
-    nested = asked_of(json.dumps({"prompt": [list(range(500))]}).encode())
+    text, listed = head_of(prompt=LONG), head_of(prompt=[LONG, "other"])
+    tokens, nested = head_of(prompt=list(range(500))), head_of(prompt=[list(range(500))])
 
     assert text.head == listed.head
     assert tokens.head == nested.head
@@ -109,10 +108,6 @@ def test_depths_grow_by_a_sixteenth() -> None:
 
     assert len(depths) < 160
     assert all(after - before <= max(FIRST_DEPTH_BYTES, before / 16) for before, after in pairwise(depths))
-
-
-def head_of(**body: Any) -> Asked:
-    return asked_of(json.dumps({"model": "m", **body}).encode())
 
 
 def test_all_apis_share_heads_where_they_share_a_prompt() -> None:

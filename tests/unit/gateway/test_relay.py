@@ -14,27 +14,15 @@ from services.gateway.relay import PARALLEL_SEARCHES, TokenRelay
 from services.gateway.timeouts import WaitLimits, needs_search
 from shared import subjects
 from shared.codec import decode, encode
-from shared.messages.base import pack_int32
-from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.status import GetOutputs, GetRequestStanding, Outputs, RequestStanding
 from shared.messages.tokens import TokenItem
 from tests.memory_bus import MemoryBroker
+from tests.scripted_cell import submit
 from tests.unit.gateway.running_gateway import running_gateway
 from tests.waiting import until
 
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 LIMITS = WaitLimits(request_s=1000, first_token_s=600, idle_s=120, probe_s=5)
-
-
-def choice(request_id: str) -> Choice:
-    request = SubmitRequest(
-        request_id=request_id,
-        gateway_id="gw",
-        namespace="0" * 32,
-        prompt=pack_int32([1]),
-        sampling=SamplingParams(max_tokens=4),
-    )
-    return Choice(request, 0, 0, now_s=0.0)
 
 
 @dataclass
@@ -51,7 +39,7 @@ class Workers:
 
     def expect(self, *request_ids: str) -> list[Choice]:
         """Requests that were submitted at 0 s."""
-        choices = [choice(request_id) for request_id in request_ids]
+        choices = [Choice(submit(request_id, [1]), 0, 0, now_s=0.0) for request_id in request_ids]
         for one in choices:
             self.pending.add(Generation([one]))
         return choices

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from services.gateway.boundary import Boundary
 from services.gateway.callers import Callers
 from services.gateway.pending import Choice, Generation
 from services.gateway.request_spans import TracedApp, begin_http, record_generation
-from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.tokens import Timing, TokenItem
 from tests.recorded_spans import TRACE, RecordedSpans
+from tests.scripted_cell import submit
 
 CALLER = f"00-{5:032x}-{6:016x}"
 
@@ -23,16 +24,7 @@ NOBODY: Any = None
 
 def choice(trace: str) -> Choice:
     """Submitted at 2 s of the wall clock and 10 s of the loop's."""
-    request = SubmitRequest(
-        request_id="r",
-        gateway_id="g",
-        namespace="0" * 32,
-        prompt=b"\0\0\0\0",
-        sampling=SamplingParams(max_tokens=1),
-        received_ns=1_900_000_000,
-        trace=trace,
-    )
-    made = Choice(request, 0, 0, 10.0)
+    made = Choice(replace(submit("r", [0]), received_ns=1_900_000_000, trace=trace), 0, 0, 10.0)
     made.submitted_ns = 2_000_000_000
     return made
 

@@ -6,11 +6,6 @@ from services.gateway import sse
 from shared.errors import DeadlineExceeded
 
 
-def test_an_event_is_one_data_line() -> None:
-    """And an empty line ends it."""
-    assert sse.event(b'{"a":1}') == b'data: {"a":1}\n\n'
-
-
 def test_an_error_in_a_stream_has_openais_shape() -> None:
     """It is an event like any other, with an error object."""
     assert sse.error_event(DeadlineExceeded("late")) == (

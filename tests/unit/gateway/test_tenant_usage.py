@@ -23,16 +23,14 @@ from shared import metrics
 from shared.ids import key_digest
 from shared.messages.status import CellStatus, OwnerBytes, TenantLoad
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
+from tests.unit.gateway.scripted_cell import cell_status
 
 SALT, SALT_B = "0123456789abcdef", "fedcba9876543210"
 BODY = {"model": "test-model", "prompt": "a b c", "max_tokens": 3}
 
 
 def a_status(loads: tuple[TenantLoad, ...] = (), owners: tuple[OwnerBytes, ...] = ()) -> CellStatus:
-    return CellStatus(
-        scheduler_id="s", epoch=1, seq=1, model="m", page_size=16, queued=0, running=0, max_queued=1, max_context=1,
-        tenant_loads=loads, owner_bytes=owners,
-    )  # fmt: skip
+    return cell_status(tenant_loads=loads, owner_bytes=owners)
 
 
 def test_everybody_outside_the_file_is_one() -> None:

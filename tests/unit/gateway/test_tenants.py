@@ -35,10 +35,10 @@ def test_what_is_written_is_read_back() -> None:
     ("text", "fault"),
     [
         ("secret = = 1", "is not TOML (line 1)"),
-        ("secret-x = 1", "known is [tenants.NAME] alone"),
+        ("secret-x = 1", "only [tenants.NAME] is known"),
         ("tenants = 3", "must be at most 4096 tables"),
         ('[tenants."secret x"]\nsalt = ""', "tenant number 1: a name has"),
-        (f'[tenants.operator]\nsalt = "{SALT}"', "the name operator is taken"),
+        (f'[tenants.operator]\nsalt = "{SALT}"', "the name operator is reserved"),
         (f'[tenants.other]\nsalt = "{SALT}"', "the name other stands for all other callers"),
         (f'[tenants.0123456789abcdef]\nsalt = "{SALT}"', "those of --api-keys"),
         ("[tenants.a]", "tenant a: Object missing required field `salt`"),

@@ -20,9 +20,8 @@ from services.gateway.views.logprobs import (
     prompt_logprob_list,
 )
 from services.gateway.views.usage import timing_report, usage_report
-from shared.messages.base import pack_int32
-from shared.messages.requests import SamplingParams, SubmitRequest
 from shared.messages.tokens import ImportanceUsage, Timing, TokenItem, TokenLogprob, Usage
+from tests.scripted_cell import submit
 from tests.unit.gateway.running_gateway import tokenizer
 
 TEXTS = tokenizer().texts
@@ -30,17 +29,10 @@ HEAD = Head("id-1", 1_700_000_000, "m", "fp_0")
 HELLO = tokenizer().encode_now(" the", add_special_tokens=False)[0]
 
 
-def generation(prompts: int = 1, n: int = 1, prompt_tokens: int = 8) -> Generation:
+def generation(prompts: int = 1, n: int = 1) -> Generation:
     choices = []
     for position in range(prompts * n):
-        request = SubmitRequest(
-            request_id=f"r-{position}",
-            gateway_id="g",
-            namespace="0" * 32,
-            prompt=pack_int32(range(prompt_tokens)),
-            sampling=SamplingParams(max_tokens=4),
-            received_ns=1_000_000,
-        )
+        request = msgspec.structs.replace(submit(f"r-{position}", [*range(8)]), received_ns=1_000_000)
         choices.append(Choice(request, position, position // n, 0.0))
     return Generation(choices)
 

@@ -6,30 +6,21 @@ import msgspec
 import pytest
 
 from services.gateway.cell import FRESH_S, CellView
-from services.gateway.context_limit import ContextLimit
 from services.gateway.notices import NoticeCursor
 from services.gateway.pending import MAX_STREAM_BACKLOG_TOKENS, Choice, Generation, PendingTable, Slots
 from services.gateway.timeouts import DEADLINE_SLACK_S, WaitLimits, needs_probe, needs_search, overdue
 from shared.errors import DeadlineExceeded, InternalError, QueueFull, RequestCancelled, TooManyConnections
-from shared.messages.base import pack_int32
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
-from shared.messages.requests import SamplingParams, SubmitRequest
-from shared.messages.status import CellStatus, WorkerStatus
+from shared.messages.status import CellStatus
 from shared.messages.tokens import TokenItem
+from tests.scripted_cell import submit
+from tests.unit.gateway.scripted_cell import cell_status, idle_workers
 
 LIMITS = WaitLimits(request_s=100, first_token_s=10, idle_s=5, probe_s=2)
 
 
 def choice(deadline_ms: int = 0) -> Choice:
-    request = SubmitRequest(
-        request_id="r",
-        gateway_id="g",
-        namespace="0" * 32,
-        prompt=pack_int32([1]),
-        sampling=SamplingParams(max_tokens=4),
-        deadline_ms=deadline_ms,
-    )
-    return Choice(request, 0, 0, now_s=0.0)
+    return Choice(msgspec.structs.replace(submit("r", [1]), deadline_ms=deadline_ms), 0, 0, now_s=0.0)
 
 
 def token(index: int = 0, **fields: object) -> TokenItem:
@@ -248,13 +239,7 @@ def notice(number: int) -> GatewayNotice:
 
 
 def status(workers: int = 1, model: str = "", draining: int = 0) -> CellStatus:
-    return CellStatus(
-        scheduler_id="s", epoch=1, seq=1, model=model, page_size=16, queued=0, running=0, max_queued=1, max_context=100,
-        workers=tuple(
-            WorkerStatus(worker_id=f"w{n}", incarnation="i", running=0, waiting=0, draining=n < draining)
-            for n in range(workers)
-        ),
-    )  # fmt: skip
+    return cell_status(model=model, workers=idle_workers(workers, draining))
 
 
 def test_readiness_needs_a_broker_a_scheduler_and_a_worker() -> None:
@@ -285,13 +270,3 @@ def test_a_cell_whose_workers_all_drain_is_not_ready() -> None:
 
     assert reasons == ["every worker is about to leave"]
     assert cell.reasons_not_ready(1.0, is_connected=True) == []
-
-
-def test_the_context_is_the_smaller_of_model_and_cell() -> None:
-    """A cell that says nothing bounds nothing."""
-    cell = CellView("f")
-    assert cell.context_limit(512) == ContextLimit(512)
-    cell.hear(status(), 0.0)
-
-    assert cell.context_limit(512) == ContextLimit(100)
-    assert cell.context_limit(50) == ContextLimit(50)

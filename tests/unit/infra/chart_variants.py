@@ -84,6 +84,9 @@ USERS: dict[str, Any] = yaml.safe_load((CHART / "values-users.yaml").read_text()
 THREE_NODES: dict[str, Any] = yaml.safe_load((CHART / "values-three-nodes.yaml").read_text())
 """Nodes that read one another's host memory."""
 
+SMALL: dict[str, Any] = yaml.safe_load((CHART / "values-small.yaml").read_text())
+"""A whole cell on one small machine."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -91,4 +94,5 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-pools": {"pools": []},
     "users": USERS,
     "three-nodes": THREE_NODES,
+    "small": SMALL,
 }

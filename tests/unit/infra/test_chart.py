@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import yaml
 pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
-from tests.unit.infra.chart_rendering import CHART, Refused, find, lint, render  # noqa: E402
+from tests.unit.infra.chart_rendering import CHART, Refused, files_of, find, lint, render  # noqa: E402
 from tests.unit.infra.chart_variants import EVERYTHING, VARIANTS  # noqa: E402
 
 CUSTOM = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
@@ -43,6 +45,21 @@ def test_helm_finds_nothing_to_complain_about() -> None:
     """``helm lint`` has nothing beyond that the chart of NATS has not been fetched."""
     assert set(lint()) == {"chart directory is missing these dependencies: nats"}
     assert set(lint(EVERYTHING)) <= {"chart directory is missing these dependencies: nats"}
+
+
+def test_a_fetched_chart_of_nats_changes_nothing_here(tmp_path: Path) -> None:
+    """Who has run ``helm dependency update`` tests the same objects as who has not."""
+    chart = tmp_path / CHART.name
+    shutil.copytree(CHART, chart)
+    fetched = chart / "charts" / "fetched"
+    (fetched / "templates").mkdir(parents=True)
+    (fetched / "Chart.yaml").write_text("apiVersion: v2\nname: fetched\nversion: 1.0.0\n")
+    (fetched / "templates" / "one.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: of-another}\n")
+
+    files = files_of(chart, {})
+
+    assert files.keys() == files_of(CHART, {}).keys()
+    assert not any("of-another" in text for text in files.values())
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
 from services.worker.shell import LEAVE_TIMEOUT_S
 from shared.config import load
+from shared.metrics import READY_PATH
 from tests.unit.infra.chart_rendering import CHART, Manifest, containers, find, pod_specs, render
 from tests.unit.infra.chart_variants import EVERYTHING, USERS, VARIANTS
 from tests.unit.infra.deployed_code import SETTINGS, gateway_series, metric_names, settings_from
@@ -82,6 +83,9 @@ def test_probes_ask_where_the_process_listens() -> None:
         port = next(flag.partition("=")[2] for flag in container["args"] if flag.startswith("--metrics-port="))
         for probe in ("startupProbe", "livenessProbe"):
             assert container[probe]["httpGet"] == {"path": "/metrics", "port": int(port)}
+        # A rolling update waits for each worker's model. A standby of another release is never ready to take over.
+        ready = None if process == "scheduler" else {"path": READY_PATH, "port": int(port)}
+        assert container.get("readinessProbe", {}).get("httpGet") == ready
         assert "--metrics-host=0.0.0.0" in container["args"]
         assert [each["containerPort"] for each in container["ports"]] == [int(port)]
 
@@ -148,13 +152,32 @@ def test_processes_show_users_that_the_broker_knows(values: dict[str, Any]) -> N
     own = values.get("nats", defaults)
     users = own["config"]["merge"]["authorization"]["users"]
     variables = {user["user"]: present(re.fullmatch(r"<< \$(\w+) >>", user["password"]))[1] for user in users}
-    given = {name: each["valueFrom"]["secretKeyRef"] for name, each in own["container"]["env"].items()}
+    given = own["container"]["env"]
 
     for process, container in processes(render(values)):
         told = {each["name"]: each for each in container["env"]}
         user = told["THERMOCLINE_NATS_USER"]["value"]
         assert user == (process if values else "thermocline")
-        assert told["THERMOCLINE_NATS_PASSWORD"]["valueFrom"]["secretKeyRef"] == given[variables[user]]
+        (secret,) = re.findall(r"\$\((\w+)\)", given[variables[user]])
+        assert told["THERMOCLINE_NATS_PASSWORD"]["valueFrom"] == given[secret]["valueFrom"]
+        # Kubernetes fills in what stands before it, and the chart of NATS sorts by name.
+        assert secret < variables[user]
+
+
+@pytest.mark.parametrize("password", ["87e70b91", "1234567890", "12kb", "true", "-1", '"#{ $'])
+def test_the_server_reads_every_password_as_text(password: str, tmp_path: Path) -> None:
+    """``openssl rand -hex`` gives one that begins as a number with an exponent every fifteenth time."""
+    nats = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]
+    (user,) = nats["config"]["merge"]["authorization"]["users"]
+    name = present(re.fullmatch(r"<< \$(\w+) >>", user["password"]))[1]
+    value = nats["container"]["env"][name].replace("$(TC_NATS_PASSWORD)", password)
+    file = tmp_path / "nats.conf"
+    file.write_text(f"authorization {{ users: [{{user: thermocline, password: ${name}}}] }}")
+    command: list[Any] = [find_nats_program().path, "-t", "-c", file]
+
+    done = subprocess.run(command, env=os.environ | {name: value}, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("values", [{}, USERS], ids=["one-user", "users"])

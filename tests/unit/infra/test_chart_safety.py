@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
 
-from tests.unit.infra.chart_rendering import containers, find, pod_specs, render
-from tests.unit.infra.chart_variants import EVERYTHING, VARIANTS
+from tests.unit.infra.chart_rendering import CHART, containers, find, pod_specs, render
+from tests.unit.infra.chart_variants import EVERYTHING, SMALL, VARIANTS
+
+UNPRIVILEGED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 def mounts(container: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -28,11 +35,43 @@ def test_every_pod_passes_the_restricted_pod_security_standard(variant: str) -> 
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
         for container in containers(pod).values():
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
+            assert container["securityContext"] == UNPRIVILEGED
+
+
+def test_the_brokers_pods_are_told_to_pass_it_too() -> None:
+    """The NATS chart makes them, and its defaults do not pass: in a namespace that enforces it there was no broker."""
+    nats = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]
+    pod = nats["podTemplate"]["merge"]["spec"]["securityContext"]
+
+    assert (pod["runAsNonRoot"], pod["runAsUser"], pod["fsGroup"]) == (True, 10001, 10001)
+    assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in ("container", "reloader"):
+        assert nats[container]["merge"]["securityContext"] == UNPRIVILEGED
+
+
+def test_a_small_cell_fits_a_small_machine() -> None:
+    """What all its pods request together is what its file says: less than two CPUs and 4 GiB, with the broker's."""
+    ours = [each["resources"] for pod in pod_specs(render(SMALL)).values() for each in containers(pod).values()]
+    reloader = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]["reloader"]["merge"]["resources"]
+    cpus, mebibytes = 0.0, 0
+    for resources in (*ours, SMALL["nats"]["container"]["merge"]["resources"], reloader):
+        requests = resources["requests"]
+        cpu = str(requests["cpu"])
+        cpus += float(cpu.removesuffix("m")) / 1000 if cpu.endswith("m") else float(cpu)
+        mebibytes += int(requests["memory"].removesuffix("Mi"))
+
+    assert round(cpus, 1) == 1.4
+    assert mebibytes <= 4 * 1024
+
+
+def test_the_broker_does_not_yield_to_everybody() -> None:
+    """The NATS chart requests nothing, and such a pod gets what others leave: a busy node cost the cell its broker."""
+    nats = yaml.safe_load((CHART / "values.yaml").read_text())["nats"]
+
+    for container in ("container", "reloader"):
+        assert {"cpu", "memory"} <= set(nats[container]["merge"]["resources"]["requests"])
+    # A limit would end it where memory is short, and with it the cell.
+    assert "limits" not in nats["container"]["merge"]["resources"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

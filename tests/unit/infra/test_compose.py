@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -22,6 +24,7 @@ from shared.config import parse_bytes
 from shared.memory.segment import SHM_DIRECTORY
 from tests.certificates import Authority
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
+from thermocline.supervisor.nats_program import find_nats_program
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "infra" / "compose"
@@ -70,6 +73,22 @@ def services(file: str = "compose.yaml", **given: str) -> dict[str, Any]:
 
 def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
+
+
+def test_the_broker_reads_a_password_as_text(tmp_path: Path) -> None:
+    """One such as ``87e7b1`` is a number to it where it stands without quotes."""
+    given = dict.fromkeys(("TC_NATS_PASSWORD", *(f"TC_NATS_{kind.upper()}_PASSWORD" for kind in SETTINGS)), "87e7b1")
+    environment = {
+        name: value
+        for file in ("compose.yaml", "compose.users.yaml")
+        for name, value in project(file, **given)["services"]["nats"]["environment"].items()
+    }
+    command: list[Any] = [find_nats_program().path, "-t", "-c", FOLDER.parent / "nats" / "single-users.conf"]
+
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=30)
+
+    assert environment == dict.fromkeys(given, "'87e7b1'")
+    assert done.returncode == 0, done.stderr
 
 
 def test_variables_are_explained() -> None:
@@ -299,7 +318,7 @@ def test_with_users_each_kind_of_process_has_its_own() -> None:
         settings_from(process, [], services()[process]["environment"] | environment)
         assert environment["THERMOCLINE_NATS_USER"] == process
         assert f'user: "{process}"\n      password: $TC_NATS_{process.upper()}_PASSWORD\n' in known
-        assert given["nats"]["environment"][f"TC_NATS_{process.upper()}_PASSWORD"] == f"of-{process}"
+        assert given["nats"]["environment"][f"TC_NATS_{process.upper()}_PASSWORD"] == f"'of-{process}'"
         assert environment["THERMOCLINE_NATS_PASSWORD"] == f"of-{process}"
     mounted = [volume.split(":")[1] for volume in given["nats"]["volumes"]]
     assert given["nats"]["command"][1] in mounted

@@ -18,7 +18,7 @@ from torch.multiprocessing import reductions
 from services.storage.pools import open_device_pool
 from services.worker.kv.device_pool import DevicePool
 from shared.errors import TransportError
-from shared.memory.cuda_ipc import CudaExport, export, find_device, open_halves, read_export
+from shared.memory.cuda_ipc import export, find_device, open_halves, read_export
 from shared.messages.pools import KvGeometry, PoolHandle
 from tests.cuda.machine import CudaMachine, CudaProcess
 
@@ -203,8 +203,3 @@ def test_a_handle_that_contradicts_itself_is_not_even_read(fields: dict[str, Any
 
     with storage, pytest.raises(TransportError, match="pool"):
         open_halves(PoolHandle(**(given | fields)), torch)
-
-
-def test_an_export_has_no_field_that_torch_does_not_need() -> None:
-    """Eight values of torch's, the device as a UUID, and four that make a tensor of a storage."""
-    assert len(msgspec.structs.fields(CudaExport)) == 8 + 4

@@ -5,12 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-import xxhash
 
 from shared.chunks import chunk_bytes, geometry_id
 from shared.errors import ConfigError, IntegrityError, TransportError
-from shared.memory import HostPoolView, SharedSegment, pages_for
-from shared.memory.host_pool import nbytes_for
+from shared.memory import HostPoolView, pages_for
 from shared.messages.pools import KvGeometry
 from tests.chunk_makers import HIDDEN_GEOMETRIES
 
@@ -75,27 +73,6 @@ def test_every_form_has_a_name_of_its_own() -> None:
     geometries = [KV, _hidden(0, 6, 8), _hidden(1, 5, 8), _hidden(0, 5, 8), _hidden(1, 0, 0), _hidden(0, 6, 16)]
 
     assert len({geometry_id(geometry) for geometry in geometries}) == len(geometries)
-
-
-@pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)
-def test_the_tables_of_a_hidden_pool_have_an_entry_a_unit(shm_prefix: str, geometry: KvGeometry) -> None:
-    """Reading the raw bytes by the handle's documentation finds pages, identities and checksums."""
-    view = HostPoolView.create(shm_prefix, geometry, 3)
-    view.pages[1] = 77
-    view.seal_page(1, IDENTITY)
-    handle = view.handle
-
-    raw = SharedSegment.attach(handle.name, handle.nbytes).array
-    identities = raw[handle.table_offset : handle.table_offset + 3 * 16].reshape(3, 16)
-    checksums = raw[handle.table_offset + 3 * 16 :].view("<u8").reshape(3, geometry.units)
-    page = raw[geometry.page_bytes : 2 * geometry.page_bytes].reshape(geometry.units, geometry.unit_bytes)
-
-    assert (page == 77).all()
-    assert handle.nbytes == nbytes_for(geometry, 3)
-    assert identities[1].tobytes() == IDENTITY
-    seed = int.from_bytes(IDENTITY[:8], "little")
-    assert checksums[1].tolist() == [xxhash.xxh3_64_intdigest(unit.tobytes(), seed) for unit in page]
-    assert not identities[[0, 2]].any()
 
 
 @pytest.mark.parametrize("geometry", HIDDEN_GEOMETRIES.values(), ids=HIDDEN_GEOMETRIES)

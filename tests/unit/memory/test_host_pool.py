@@ -10,6 +10,7 @@ from shared.errors import ConfigError, IntegrityError, TransportError
 from shared.memory import HostPoolView, SharedSegment, pages_for
 from shared.memory.host_pool import nbytes_for
 from shared.messages.pools import KvGeometry, PoolHandle
+from tests.chunk_makers import HIDDEN_GEOMETRIES
 
 GEOMETRIES = [
     KvGeometry(layers=layers, kv_heads=heads, head_dim=dim, page_size=page_size, dtype=dtype)
@@ -46,9 +47,9 @@ def test_another_mapping_reads_what_was_sealed(shm_prefix: str, geometry: KvGeom
             reader.verify_layer(page, layer, identity)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, *HIDDEN_GEOMETRIES.values()], ids=str)
 def test_the_tables_lie_where_the_handle_says(shm_prefix: str, geometry: KvGeometry) -> None:
-    """Reading the raw bytes by the handle's documentation finds pages, identities and checksums."""
+    """Reading the raw bytes by the handle's documentation finds pages, identities and a checksum for each unit."""
     view = HostPoolView.create(shm_prefix, geometry, 3)
     view.pages[1] = 77
     view.seal_page(1, IDENTITY)
@@ -56,14 +57,15 @@ def test_the_tables_lie_where_the_handle_says(shm_prefix: str, geometry: KvGeome
 
     raw = SharedSegment.attach(handle.name, handle.nbytes).array
     identities = raw[handle.table_offset : handle.table_offset + 3 * 16].reshape(3, 16)
-    checksums = raw[handle.table_offset + 3 * 16 :].view("<u8").reshape(3, geometry.layers)
-    page = raw[geometry.page_bytes : 2 * geometry.page_bytes].reshape(geometry.layers, -1)
+    checksums = raw[handle.table_offset + 3 * 16 :].view("<u8").reshape(3, geometry.units)
+    page = raw[geometry.page_bytes : 2 * geometry.page_bytes].reshape(geometry.units, geometry.unit_bytes)
 
     assert (page == 77).all()
+    assert handle.nbytes == nbytes_for(geometry, 3)
     assert identities[1].tobytes() == IDENTITY
     seed = int.from_bytes(IDENTITY[:8], "little")
-    assert checksums[1].tolist() == [xxhash.xxh3_64_intdigest(layer.tobytes(), seed) for layer in page]
-    assert not identities[0].any()
+    assert checksums[1].tolist() == [xxhash.xxh3_64_intdigest(unit.tobytes(), seed) for unit in page]
+    assert not identities[[0, 2]].any()
     assert not checksums[2].any()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from services.scheduler.apart import Apart
 from shared.errors import InternalError
+from tests import waiting
 
 
 def _for_ever() -> bytes:
@@ -125,3 +128,19 @@ async def test_the_copy_holds_none_of_the_connections_of_this_process() -> None:
     waiting.cancel()
     await asyncio.wait({waiting})
     os.close(reader)
+
+
+def test_a_copy_ends_with_its_process() -> None:
+    """A process that is killed leaves no copy behind."""
+    program = (
+        "import signal; from services.scheduler.apart import Apart; Apart(signal.pause); "
+        "print(open('/proc/thread-self/children').read(), flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        copy = Path("/proc") / process.stdout.readline().strip() / "cmdline"
+        is_running = bool(copy.read_bytes())
+        process.kill()
+
+    assert is_running
+    assert waiting.holds(lambda: not (copy.exists() and copy.read_bytes()))

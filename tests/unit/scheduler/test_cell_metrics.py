@@ -7,22 +7,26 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.scheduler import core
 from services.scheduler.cell_metrics import CellCollector
+from shared.messages.status import CellStatus
 from shared.messages.worker_events import WorkerDraining
 from tests.scripted_cell import scripted_cell, worker_joined
+
+
+def scraped(status: CellStatus | None) -> list[str]:
+    """Lines of a scrape that shows this status, or none yet."""
+    collector = CellCollector()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    collector.latest = status
+    return generate_latest(registry).decode().splitlines()
 
 
 def test_scrape_shows_the_latest_status() -> None:
     """Pools, queues and the core's counters have one series each, with the status's numbers."""
     cell = scripted_cell(5)
-    collector = CellCollector()
-    registry = CollectorRegistry()
-    registry.register(collector)
-    before = generate_latest(registry).decode().splitlines()
+    lines = scraped(core.status(cell.fold.state, "s"))
 
-    collector.latest = core.status(cell.fold.state, "s")
-
-    lines = generate_latest(registry).decode().splitlines()
-    assert all(line.startswith("#") for line in before)
+    assert all(line.startswith("#") for line in scraped(None))
     assert 'thermocline_cell_total{counter="requests_accepted"} 5.0' in lines
     assert "thermocline_queued_requests 0.0" in lines
     assert "thermocline_workers 1.0" in lines
@@ -34,13 +38,8 @@ def test_scheduling_is_told_in_base_units() -> None:
     """Times are in seconds, whatever the core counts in, and what never happened is 0."""
     cell = scripted_cell(3)
     counters = {"bubble_us": 1_500_000, "stall_us": 250_000, "deferral_ms": 40, "requests_deferred": 7}
-    collector = CellCollector()
-    registry = CollectorRegistry()
-    registry.register(collector)
     status = core.status(cell.fold.state, "s")
-    collector.latest = msgspec.structs.replace(status, counters=counters, in_flight_nodes=2)
-
-    lines = generate_latest(registry).decode().splitlines()
+    lines = scraped(msgspec.structs.replace(status, counters=counters, in_flight_nodes=2))
 
     for line in (
         "thermocline_bubble_seconds_total 1.5",
@@ -59,13 +58,8 @@ def test_scheduling_is_told_in_base_units() -> None:
 def test_waiting_requests_are_told_by_reason() -> None:
     """Every waiting request is counted once: by what it waits for."""
     cell = scripted_cell(3)
-    collector = CellCollector()
-    registry = CollectorRegistry()
-    registry.register(collector)
     status = core.status(cell.fold.state, "s")
-    collector.latest = msgspec.structs.replace(status, queued=10, deferred=5, deferred_for_fetch=2, unplaced=1)
-
-    lines = generate_latest(registry).decode().splitlines()
+    lines = scraped(msgspec.structs.replace(status, queued=10, deferred=5, deferred_for_fetch=2, unplaced=1))
 
     found = [line.partition(" ") for line in lines if line.startswith("thermocline_num_requests_waiting")]
     assert {series.partition('"')[2].rstrip('"}'): float(value) for series, _, value in found} == {
@@ -79,15 +73,10 @@ def test_waiting_requests_are_told_by_reason() -> None:
 def test_errors_are_told_by_code_and_pools_by_share() -> None:
     """Counters whose names end in an error code become one family, and a pool's pages a share."""
     cell = scripted_cell(3)
-    collector = CellCollector()
-    registry = CollectorRegistry()
-    registry.register(collector)
     status = core.status(cell.fold.state, "s")
     pool = msgspec.structs.replace(status.pools[0], total=64, free=16, cached=32, leased=16)
     counters = {"refused_queue_full": 3, "failed_deadline_exceeded": 2, "evicted_pages_host": 7}
-    collector.latest = msgspec.structs.replace(status, counters=counters, pools=(pool,))
-
-    lines = generate_latest(registry).decode().splitlines()
+    lines = scraped(msgspec.structs.replace(status, counters=counters, pools=(pool,)))
 
     for line in (
         'thermocline_requests_refused_total{code="queue_full"} 3.0',
@@ -103,12 +92,7 @@ def test_restorations_are_told_by_kind() -> None:
     """Predicted and observed time, and how far they are apart."""
     cell = scripted_cell(3)
     cell.fold.state.predictions.note("kv from disk", 1e6, 1.5e6)
-    collector = CellCollector()
-    registry = CollectorRegistry()
-    registry.register(collector)
-    collector.latest = core.status(cell.fold.state, "s")
-
-    lines = generate_latest(registry).decode().splitlines()
+    lines = scraped(core.status(cell.fold.state, "s"))
 
     for line in (
         'thermocline_restoration_predicted_seconds{kind="kv from disk"} 1.0',
@@ -125,12 +109,7 @@ def test_a_worker_that_drains_is_told() -> None:
     cell = scripted_cell(3)
     cell.put(worker_joined("w2", pages=64))
     cell.put(WorkerDraining(worker_id="w1", incarnation="one", grace_ms=1_000))
-    collector = CellCollector()
-    registry = CollectorRegistry()
-    registry.register(collector)
-    collector.latest = core.status(cell.fold.state, "s")
-
-    lines = generate_latest(registry).decode().splitlines()
+    lines = scraped(core.status(cell.fold.state, "s"))
 
     assert 'thermocline_draining{worker="w1"} 1.0' in lines
     assert 'thermocline_draining{worker="w2"} 0.0' in lines

@@ -13,7 +13,7 @@ from services.scheduler.divergence import CALM_NS, TOLD_NS, Divergence
 from services.scheduler.leadership import Claim
 from services.scheduler.output_chain import Mark, OutputChain
 from shared import subjects
-from shared.bus.protocol import Delivery, StreamLimits
+from shared.bus.protocol import Delivery
 from shared.codec import decode
 from shared.messages.status import Heartbeat
 from tests.scripted_cell import scripted_cell, submit, worker_joined
@@ -28,13 +28,8 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def cell() -> AsyncIterator[Cell]:
-    """An empty cell. Whoever still runs at the end is killed."""
-    made = Cell()
-    await made.bus.ensure_streams(StreamLimits())
-    yield made
-    for process in made.processes:
-        if not process.task.done():
-            await process.kill()
+    async with Cell() as made:
+        yield made
 
 
 def claim(said: Mark) -> Claim:

@@ -210,6 +210,22 @@ async def test_renewal_whose_answer_was_lost_does_not_count_but_does_no_harm(fir
     assert not await second.try_to_take()
 
 
+async def test_a_renewal_behind_one_in_process_loses_nothing(first: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers refuse a second write while they know of a first that is not stored; the record is the holder's own."""
+    await first.try_to_take()
+
+    async def refused(*_: object, **__: object) -> None:
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.bus, "write_record", refused)
+        with pytest.raises(Unavailable, match="is being written"):
+            await first.lead.renew(first.claim())
+
+    assert first.lead.is_ours
+    assert await first.lead.renew(first.claim())
+
+
 async def test_taking_whose_answer_was_lost_is_found_out(first: Rival, second: Rival) -> None:
     """The record names us, so we take it again; the other sees it taken."""
     lose_answer(first)

@@ -57,12 +57,8 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def cell() -> AsyncIterator[Cell]:
     """An empty cell, whose processes may end by a failed step and by nothing else."""
-    made = Cell()
-    await made.bus.ensure_streams(StreamLimits())
-    yield made
-    for process in made.processes:
-        if not process.task.done():
-            await process.kill()
+    async with Cell() as made:
+        yield made
     for process in made.processes:
         if not process.task.cancelled() and process.task.exception() is not None:
             assert isinstance(process.task.exception(), StepFailed)

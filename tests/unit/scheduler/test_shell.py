@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,18 +16,19 @@ from services.scheduler.fold import Fold
 from services.scheduler.shell import Shell
 from services.scheduler.snapshots import SnapshotStore, encode_snapshot, take_snapshot
 from shared import lifecycle, subjects
-from shared.bus.protocol import Delivery, StreamLimits, StreamMessage
-from shared.codec import Input, Published, decode, decode_input, decode_published, encode
+from shared.bus.protocol import Delivery, StreamMessage
+from shared.codec import Input, decode_input, decode_published, encode
 from shared.lifecycle import Lifecycle
 from shared.messages.cell_events import CellConfigured, SchedulerStarted, TimerFired, WorkerLost
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
-from shared.messages.status import CellStatus, GetStatus, Heartbeat, Kind, SnapshotTaken, TakeSnapshot
+from shared.messages.status import Heartbeat, Kind
 from shared.messages.storage_events import StorageJoined
 from shared.messages.storage_plans import CreateHostPool, StoragePlan
 from shared.messages.worker_plans import AdmitRequest, WorkerPlan
-from tests.memory_bus import MemoryBroker, MemoryBus
+from tests.memory_bus import MemoryBus
 from tests.scripted_cell import GEOMETRY, submit, worker_joined
 from tests.stateful.model_hidden import COSTS
+from tests.unit.scheduler import test_shell_standby
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -38,34 +38,10 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-@dataclass
-class Cell:
-    """A broker, a client of the test, and the clock that the scheduler reads."""
+class Cell(test_shell_standby.Cell):
+    """A cell, and the clock that its scheduler reads."""
 
-    broker: MemoryBroker
-    bus: MemoryBus
-    monotonic_ns: int = 0
-
-    async def put(self, message: Input) -> int:
-        return await self.bus.append("tc.in.cell", encode(message))
-
-    async def inputs(self) -> list[Input]:
-        return [decode_input(m.data) async for m in self.bus.follow(subjects.INPUTS_STREAM, live=False)]
-
-    async def outputs(self) -> list[Published]:
-        return [decode_published(m.data) async for m in self.bus.follow(subjects.OUTPUTS_STREAM, live=False)]
-
-    async def status(self) -> CellStatus:
-        return decode(await self.bus.call("tc.rpc.scheduler.status", encode(GetStatus())), CellStatus)
-
-    async def folded(self, seq: int) -> CellStatus:
-        """Wait until the scheduler has folded input ``seq``."""
-
-        async def has_come_so_far() -> bool:
-            return (await self.status()).seq >= seq
-
-        await until(has_come_so_far)
-        return await self.status()
+    monotonic_ns = 0
 
     async def has_outputs(self) -> bool:
         return bool(await self.outputs())
@@ -75,9 +51,6 @@ class Cell:
 
     async def has_no_workers(self) -> bool:
         return not (await self.status()).workers
-
-    async def snapshot(self) -> SnapshotTaken:
-        return decode(await self.bus.call("tc.rpc.scheduler.snapshot", encode(TakeSnapshot())), SnapshotTaken)
 
     async def saw(self, matches: Callable[[Input], bool]) -> Input:
         """Wait for an input."""
@@ -95,12 +68,10 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def cell() -> Cell:
+async def cell() -> AsyncIterator[Cell]:
     """An empty cell without a scheduler."""
-    broker = MemoryBroker()
-    bus = broker.connect("test")
-    await bus.ensure_streams(StreamLimits())
-    return Cell(broker, bus)
+    async with Cell() as made:
+        yield made
 
 
 @asynccontextmanager
@@ -279,21 +250,17 @@ async def test_snapshot_of_another_stream_is_not_used_but_its_epoch_counts(cell:
         async with scheduler(cell, name):
             await cell.put(worker_joined())
             await cell.snapshot()
-    other = MemoryBroker()
-    bus = other.connect("test")
-    await bus.ensure_streams(StreamLimits())
-    for name in await cell.bus.list_objects():
-        data = await cell.bus.get_object(name)
-        assert data is not None
-        await bus.put_object(name, bytes(data))
-
-    anew = Cell(other, bus)
-    async with scheduler(anew, "three"):
-        status = await anew.folded(2)
+    async with Cell() as anew:
+        for name in await cell.bus.list_objects():
+            data = await cell.bus.get_object(name)
+            assert data is not None
+            await anew.bus.put_object(name, bytes(data))
+        async with scheduler(anew, "three"):
+            status = await anew.folded(2)
 
     assert status.workers == ()
     assert status.epoch == 3
-    assert [snapshot.seq async for snapshot in SnapshotStore(bus).newest_first()] == []
+    assert [snapshot.seq async for snapshot in SnapshotStore(anew.bus).newest_first()] == []
 
 
 async def test_message_that_is_no_input_is_skipped_live_and_after_a_restart(cell: Cell) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -82,12 +82,21 @@ class Process:
 
 
 class Cell:
-    """The broker, a client of the test, and the processes so far."""
+    """The broker, a client of the test, and the processes so far. Those that still run at the end are killed."""
 
     def __init__(self) -> None:
         self.broker = MemoryBroker()
         self.bus: MemoryBus = self.broker.connect("test")
         self.processes: list[Process] = []
+
+    async def __aenter__(self) -> Self:
+        await self.bus.ensure_streams(StreamLimits())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for process in self.processes:
+            if not process.task.done():
+                await process.kill()
 
     async def active(self, name: str = "first", **settings: Any) -> Process:
         """A process that becomes the active one at once."""
@@ -141,13 +150,9 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def cell() -> AsyncIterator[Cell]:
-    """An empty cell. Whoever still runs at the end is killed; who failed by itself fails the test."""
-    made = Cell()
-    await made.bus.ensure_streams(StreamLimits())
-    yield made
-    for process in made.processes:
-        if not process.task.done():
-            await process.kill()
+    """An empty cell; a process that failed by itself fails the test."""
+    async with Cell() as made:
+        yield made
     for process in made.processes:
         if not process.task.cancelled():
             process.task.result()
@@ -612,6 +617,125 @@ async def test_a_holder_that_died_before_it_had_a_state_changes_nothing(cell: Ce
     assert third.shell._follower.restored is not None
     assert not third.shell._follower.restored.is_lost
     assert (len(status.workers), status.counters["requests_accepted"]) == (1, 1)
+
+
+@pytest.mark.parametrize("fault", [Unavailable("no answer"), TransportError("no object")])
+async def test_the_last_snapshot_is_taken_again_after_a_failure(
+    cell: Cell, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer that is lost, or an election while a rollout stops the scheduler, would make the next release begin
+    anew.
+    """
+    monkeypatch.setattr("services.scheduler.shell.BEHIND_S", 0.01)
+    first = await cell.active()
+    await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
+    put, faults = first.bus.put_object, [fault, fault]
+
+    async def put_at_last(name: str, data: bytes) -> None:
+        if faults:
+            raise faults.pop()
+        await put(name, data)
+
+    first.bus.put_object = put_at_last  # type: ignore[method-assign]
+    await first.stop()
+    second = await cell.active("second", release="another one")
+    status = await cell.status()
+
+    assert second.shell._follower.restored is not None
+    assert not second.shell._follower.restored.is_lost
+    assert (len(status.workers), status.counters["requests_accepted"]) == (1, 1)
+
+
+async def test_a_standby_waits_for_no_snapshot_that_cannot_be_stored(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures that outlast an election are final: the cell would stand still meanwhile."""
+    monkeypatch.setattr("services.scheduler.shell.BEHIND_S", 0.01)
+    monkeypatch.setattr("services.scheduler.shell.ELECTION_S", 0.05)
+    first, second = await cell.active(), await cell.standby()
+    await cell.folded(await cell.put(worker_joined()))
+
+    async def full(name: str, data: bytes) -> None:
+        raise Unavailable("no space")
+
+    first.bus.put_object = full  # type: ignore[method-assign]
+    await first.stop()
+
+    await until(lambda: second.is_live)
+    assert (await cell.status()).workers
+
+
+async def test_a_stop_ends_when_the_lead_is_lost_meanwhile(cell: Cell) -> None:
+    """Its outputs are the next scheduler's to publish, so that a snapshot would wait for ever."""
+    first, second = await cell.active(), await cell.standby()
+    await cell.folded(await cell.put(worker_joined()))
+
+    async def unconfirmed() -> None:
+        first.shell._outbox.send_again()
+        raise Unavailable("not stored")
+
+    async def unwritten(*_: Any, **__: Any) -> int | None:
+        raise Unavailable("no answer")
+
+    write = first.bus.write_record
+    first.bus.flush, first.bus.write_record = unconfirmed, unwritten  # type: ignore[method-assign]
+    await cell.put(submit("r1", [1, 2]))
+    await until(lambda: first.shell._outbox.unconfirmed > 0)
+    stopping = asyncio.create_task(first.stop())
+    await until(lambda: first.shell._follower.folding.locked())
+    first.clock_ns += 10 * LEAD_MS * 1_000_000
+    await second.take_over()
+    first.bus.write_record = write  # type: ignore[method-assign]
+
+    await stopping
+
+
+async def test_a_stop_without_a_broker_takes_no_snapshot(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends soon, and the same release goes on from the stream."""
+    monkeypatch.setattr("services.scheduler.shell.STOP_S", 0.05)
+    first = await cell.active()
+    await cell.folded(await cell.put(worker_joined()))
+    first.bus.disconnect()
+    await first.stop()
+    second = Process(cell, "second")
+    await second.take_over()
+
+    assert second.shell._follower.restored is not None
+    assert not second.shell._follower.restored.is_lost
+
+
+async def test_a_call_that_waits_does_not_keep_a_scheduler_from_standing_by(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot waits until outputs are confirmed, which after the loss of the lead is the next scheduler's to do."""
+    monkeypatch.setattr("services.scheduler.active.CLOSE_S", 0.05)
+    first, second = await cell.active(), await cell.standby()
+    await cell.folded(await cell.put(worker_joined()))
+    flush, write = first.bus.flush, first.bus.write_record
+
+    async def unconfirmed() -> None:
+        first.shell._outbox.send_again()
+        raise Unavailable("not stored")
+
+    async def unwritten(*_: Any, **__: Any) -> int | None:
+        raise Unavailable("no answer")
+
+    first.bus.flush, first.bus.write_record = unconfirmed, unwritten  # type: ignore[method-assign]
+    await cell.put(submit("r1", [1, 2]))
+    await until(lambda: first.shell._outbox.unconfirmed > 0)
+    call = asyncio.create_task(
+        cell.bus.call(subjects.rpc("scheduler", "snapshot"), encode(TakeSnapshot()), timeout_s=0.5)
+    )
+    await until(lambda: first.shell._follower.folding.locked())
+    first.clock_ns += 10 * LEAD_MS * 1_000_000
+    await second.take_over()
+    first.bus.flush, first.bus.write_record = flush, write  # type: ignore[method-assign]
+    await asyncio.gather(call, return_exceptions=True)
+
+    await until(lambda: first.stands_by)
+    last = await cell.put(submit("r2", [3]))
+    await until(lambda: first.position >= last)
+    await first.stop()
 
 
 async def test_a_stop_without_a_snapshot_loses_nothing(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:

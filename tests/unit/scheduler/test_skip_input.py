@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -32,10 +33,14 @@ async def bus() -> MemoryBus:
     return bus
 
 
-async def test_a_start_obeys_the_order() -> None:
+@pytest.fixture
+async def cell() -> AsyncIterator[Cell]:
+    async with Cell() as made:
+        yield made
+
+
+async def test_a_start_obeys_the_order(cell: Cell) -> None:
     """The command waits for it, and tells what the decision says."""
-    cell = Cell()
-    await cell.bus.ensure_streams(StreamLimits())
     hangs = await cell.put(submit("hangs", [1] * 20))
     ordering = asyncio.create_task(order_skip(cell.bus, hangs, "it hangs", 20.0))
     await until(lambda: cell.broker.stream(subjects.INPUTS_STREAM).last_seq > hangs)
@@ -47,10 +52,8 @@ async def test_a_start_obeys_the_order() -> None:
     await process.stop()
 
 
-async def test_what_was_folded_is_refused_before_anything_is_stored() -> None:
+async def test_what_was_folded_is_refused_before_anything_is_stored(cell: Cell) -> None:
     """The active scheduler says how far it is."""
-    cell = Cell()
-    await cell.bus.ensure_streams(StreamLimits())
     process = await cell.active()
     folded = await cell.put(worker_joined())
     last = (await cell.folded(folded)).seq

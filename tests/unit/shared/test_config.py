@@ -110,7 +110,7 @@ def test_a_misspelt_flag_is_told_with_the_other_faults_and_the_nearest_name() ->
     faults = caught.value.message.split("; ")
     assert "--pool-byte is not a flag" in faults
     assert "did you mean --pool-bytes?" in faults
-    assert "what is 'loose' for? Settings are given as --name value" in faults
+    assert "'loose' belongs to no flag: settings are given as --name value" in faults
     assert not any("'7'" in fault for fault in faults)
     assert any(fault.startswith("--fast: ") for fault in faults)
     assert any(fault.startswith("--name is required") for fault in faults)

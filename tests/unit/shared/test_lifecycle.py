@@ -52,6 +52,36 @@ async def test_a_stop_does_not_wait_for_work() -> None:
     end.set()
 
 
+@pytest.mark.parametrize("loop_lives", [True, False])
+def test_a_result_that_comes_too_late_is_closed(loop_lives: bool) -> None:
+    """A model's pool, for one, is shared memory with a name; the loop may have ended by then or not."""
+    life, begun, end, closed = Lifecycle(), threading.Event(), threading.Event(), threading.Event()
+
+    class Pool:
+        def close(self) -> None:
+            closed.set()
+
+    def load() -> Pool:
+        begun.set()
+        end.wait()
+        return Pool()
+
+    async def start_and_stop() -> None:
+        loading = asyncio.create_task(life.in_thread(load))
+        await asyncio.to_thread(begun.wait)
+        life.stop()
+        with pytest.raises(Stopping):
+            await loading
+        if loop_lives:
+            end.set()
+            await asyncio.to_thread(closed.wait, 30)
+
+    asyncio.run(start_and_stop())
+    end.set()
+
+    assert closed.wait(30)
+
+
 async def test_a_process_that_stops_already_waits_for_nothing() -> None:
     """A signal may come between two parts of the start."""
     life, end = Lifecycle(), threading.Event()

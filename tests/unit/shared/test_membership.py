@@ -7,22 +7,14 @@ from msgspec import structs
 
 from shared.bus.protocol import Delivery
 from shared.codec import encode
-from shared.membership import SUPERSEDED_MOST, UNLISTED_MOST, Membership, lists_storage, lists_worker
+from shared.membership import SUPERSEDED_MOST, UNLISTED_MOST, Membership, Readiness, lists_storage, lists_worker
 from shared.messages.status import CellStatus, WorkerStatus
 
 EMPTY = CellStatus(
     scheduler_id="s", epoch=1, seq=1, model="m", page_size=16, queued=0, running=0, max_queued=1, max_context=1
 )
-WITH_WORKER = CellStatus(
-    scheduler_id="s",
-    epoch=1,
-    seq=1,
-    model="m",
-    page_size=16,
-    queued=0,
-    running=0,
-    max_queued=1,
-    max_context=1,
+WITH_WORKER = structs.replace(
+    EMPTY,
     workers=(WorkerStatus(worker_id="w", incarnation="one", running=0, waiting=0),),
     storages=("d",),
     storage_incarnations={"d": "one"},
@@ -38,7 +30,8 @@ class Lost:
             "worker": lambda status: lists_worker(status, "w", incarnation),
             "storage": lambda status: lists_storage(status, "d", incarnation),
         }[kind]
-        self._membership = Membership(is_listed, self._count, lambda: self.stored_seq)
+        self.readiness = Readiness()
+        self._membership = Membership(is_listed, self._count, lambda: self.stored_seq, self.readiness)
 
     def _count(self) -> None:
         self.times += 1
@@ -115,3 +108,16 @@ async def test_epochs_that_begin_anew_are_believed_in_the_end() -> None:
 
     assert await lost.see(*[EMPTY] * SUPERSEDED_MOST) == 0
     assert await lost.see(EMPTY) == 1
+
+
+@pytest.mark.parametrize("kind", ["worker", "storage"])
+async def test_a_process_is_ready_while_the_cell_lists_it(kind: str) -> None:
+    """A status that cannot be read changes nothing."""
+    member = Lost(kind, "one")
+    reasons = [member.readiness.reason]
+    for status in (EMPTY, WITH_WORKER, b"\xff", EMPTY):
+        await member.see(status)
+        reasons.append(member.readiness.reason)
+
+    absent = "the cell does not list it"
+    assert reasons == ["it has not joined the cell yet", absent, "", "", absent]

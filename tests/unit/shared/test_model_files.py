@@ -39,8 +39,8 @@ def test_equal_files_have_equal_fingerprints_wherever_they_lie(model_dir: Path, 
     assert len(bytes.fromhex(model_files.fingerprint(copy))) == 16
 
 
-def test_rounded_kv_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
-    """In exact mode and out of it."""
+def test_exact_mode_and_rounded_kv_have_fingerprints_of_their_own(model_dir: Path) -> None:
+    """So their KV is kept apart."""
     settings: list[dict[str, Any]] = [
         {},
         {"is_exact": True},
@@ -51,12 +51,6 @@ def test_rounded_kv_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
     found = {model_files.fingerprint(model_dir, **each) for each in settings}
 
     assert len(found) == len(settings)
-
-
-def test_exact_mode_has_a_fingerprint_of_its_own(model_dir: Path) -> None:
-    """So its KV is kept apart."""
-    assert model_files.fingerprint(model_dir, is_exact=True) != model_files.fingerprint(model_dir)
-    assert model_files.fingerprint(model_dir, is_exact=False) == model_files.fingerprint(model_dir)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -33,6 +33,11 @@ def test_what_is_served_has_no_reason_against_it(scheme: str) -> None:
     assert reasons(SCHEMES[scheme].settings) == []
 
 
+def test_a_format_may_be_spelled_as_torch_spells_it() -> None:
+    """As the checkpoints of MiniMax M2 do."""
+    assert reasons(changed("fp8", fmt="float8_e4m3fn")) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

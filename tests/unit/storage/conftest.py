@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,15 @@ def shm_prefix() -> Iterator[str]:
     prefix = f"{RUN}-{secrets.token_hex(4)}"
     yield prefix
     unlink_all(prefix)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    """Two empty directories."""
+    made = [tmp_path / f"disk-{number}" for number in range(2)]
+    for path in made:
+        path.mkdir()
+    return [str(path) for path in made]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
 import msgspec
@@ -15,25 +14,21 @@ from services.storage.backends.heat_file import pack_heats
 from services.storage.chunk_format import fixed_fields, payload_view, write_fixed, write_header
 from services.storage.chunk_names import ChunkNames
 from services.storage.chunk_payload import hash_payload
+from services.storage.chunk_reading import verify_chunk
 from services.storage.chunk_sealing import seal_blob
-from services.storage.chunk_verification import verify_chunk
 from services.storage.cipher import Cipher
 from services.storage.key_ring import KeyRing
 from services.storage.keys import DEFAULT_KEY_ID
 from shared.errors import KeyMissing
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, chain_pages, chain_root, key_digest
 from tests.chunk_makers import SMALL, MadeChunk, aligned, make_chain
+from tests.unit.storage.made_ciphers import encoded, make_cipher
 from tests.unit.storage.sparse.made_copies import CIPHER as SPARSE_CIPHER
 from tests.unit.storage.sparse.made_copies import LAYOUT, copy_of
 
 PIN_DIGITS = 4
 TIMEOUT_S = 10.0
 ALICE = key_digest("alice")
-
-
-def _cipher(letter: bytes = b"k") -> Cipher:
-    secret = base64.b64encode(letter * 32).decode()
-    return Cipher(KeyRing(f'default = "{secret}"', environ={}, now_s=0.0), clock=lambda: 0.0)
 
 
 def _names(cipher: Cipher, namespace: str) -> ChunkNames:
@@ -82,7 +77,7 @@ def test_a_pin_is_not_recovered_from_what_lies_at_rest(tmp_path: Path) -> None:
     """Who knows the namespace and all of a prompt but a PIN, and reads names and headers, cannot tell which PIN it was,
     neither by the chunk itself nor by the one below. Of a chunk that is not sealed this tells it.
     """
-    cipher, namespace = _cipher(), make_chain(1, seed=1)[0].key.namespace
+    cipher, namespace = make_cipher(default=1), make_chain(1, seed=1)[0].key.namespace
     tokens = np.arange(64, dtype="<i4")
     tokens[-PIN_DIGITS:] = 4, 7, 1, 1
     prompt = tokens.tobytes()
@@ -113,7 +108,7 @@ def test_a_sparse_copy_tells_no_more_than_its_chunk() -> None:
 
 def test_a_sealed_chunk_is_found_again_by_its_key_alone(tmp_path: Path) -> None:
     """After a restart the inventory speaks in the cell's names, and what is read is the chunk."""
-    cipher = _cipher()
+    cipher = make_cipher(default=1)
     chunks = make_chain(2, seed=2)
     namespace = chunks[0].key.namespace
     backend = DiskBackend([str(tmp_path)], names=_names(cipher, namespace))
@@ -138,7 +133,7 @@ def test_a_sealed_chunk_is_found_again_by_its_key_alone(tmp_path: Path) -> None:
 
 def test_what_chunks_were_worth_is_noted_under_names_at_rest(tmp_path: Path) -> None:
     """The file of heats confirms no guess either, and is understood after a restart."""
-    cipher = _cipher()
+    cipher = make_cipher(default=1)
     (chunk,) = make_chain(1, seed=10)
     backend = DiskBackend([str(tmp_path)], names=_names(cipher, chunk.key.namespace))
     backend.put(chunk.key, _sealed(chunk, cipher), stripe=0, timeout_s=TIMEOUT_S)
@@ -158,7 +153,7 @@ def test_what_chunks_were_worth_is_noted_under_names_at_rest(tmp_path: Path) -> 
 
 def test_what_lacks_its_key_counts_and_can_be_deleted(tmp_path: Path) -> None:
     """Without keys a sealed chunk has no name in the cell, and neither its bytes nor its file are lost sight of."""
-    cipher = _cipher()
+    cipher = make_cipher(default=1)
     (chunk,) = make_chain(1, seed=4)
     names = _names(cipher, chunk.key.namespace)
     backend = DiskBackend([str(tmp_path)], names=names)
@@ -179,12 +174,12 @@ def test_a_chunk_whose_key_was_exchanged_can_still_be_deleted(tmp_path: Path) ->
     """A running storage remembers under which name it wrote it."""
     file = tmp_path / "keys.toml"
     (tmp_path / "disk").mkdir()
-    ring = _key_file(file, b"a")
+    ring = _key_file(file, 1)
     cipher = Cipher(ring, clock=lambda: 0.0)
     (chunk,) = make_chain(1, seed=5)
     backend = DiskBackend([str(tmp_path / "disk")], names=_names(cipher, chunk.key.namespace))
     backend.put(chunk.key, _sealed(chunk, cipher), stripe=0, timeout_s=TIMEOUT_S)
-    _key_file(file, b"b")
+    _key_file(file, 2)
     cipher.reload()
 
     assert backend.delete(chunk.key, timeout_s=TIMEOUT_S)
@@ -192,15 +187,15 @@ def test_a_chunk_whose_key_was_exchanged_can_still_be_deleted(tmp_path: Path) ->
     backend.close()
 
 
-def _key_file(file: Path, letter: bytes) -> KeyRing:
-    file.write_text(f'default = "{base64.b64encode(letter * 32).decode()}"')
+def _key_file(file: Path, number: int) -> KeyRing:
+    file.write_text(f'default = "{encoded(number)}"')
     file.chmod(0o600)
     return KeyRing(str(file), environ={}, now_s=0.0)
 
 
 def test_a_name_of_an_earlier_release_is_deleted_at_the_start(tmp_path: Path) -> None:
     """A chunk that was sealed under the digest of its tokens is not kept, not even aside; others are."""
-    cipher = _cipher()
+    cipher = make_cipher(default=1)
     old, plain = make_chain(2, seed=6)
     sealed = seal_blob(old.blob, old.header, DEFAULT_KEY_ID, cipher)
     header = msgspec.structs.replace(sealed, version=1, identity=old.key.identity, parent=old.header.parent)
@@ -223,7 +218,7 @@ def test_names_need_a_key() -> None:
     (chunk,) = make_chain(1, seed=7)
 
     with pytest.raises(KeyMissing):
-        ChunkNames(_cipher()).at_rest(chunk.key)
+        ChunkNames(make_cipher(default=1)).at_rest(chunk.key)
     assert ChunkNames().at_rest(chunk.key) == chunk.key
 
 
@@ -231,7 +226,7 @@ def test_another_key_gives_another_name_and_the_same_key_the_same() -> None:
     """Nodes that share a store and a key share chunks; nobody else finds them."""
     (chunk,) = make_chain(1, seed=8)
     namespace = chunk.key.namespace
-    mine, same, other = (_names(_cipher(letter), namespace) for letter in (b"a", b"a", b"b"))
+    mine, same, other = (_names(make_cipher(default=number), namespace) for number in (1, 1, 2))
 
     assert mine.at_rest(chunk.key) == same.at_rest(chunk.key) != other.at_rest(chunk.key)
     assert mine.in_cell(same.at_rest(chunk.key)) == chunk.key
@@ -241,7 +236,7 @@ def test_another_key_gives_another_name_and_the_same_key_the_same() -> None:
 def test_a_sealed_name_is_parsed_and_never_equals_a_plain_one() -> None:
     """``.sealed`` is part of the name."""
     (chunk,) = make_chain(1, seed=9)
-    name = _names(_cipher(), chunk.key.namespace).at_rest(chunk.key)
+    name = _names(make_cipher(default=1), chunk.key.namespace).at_rest(chunk.key)
 
     assert ChunkKey.parse(name.path) == name
     assert name.path.endswith(".sealed")

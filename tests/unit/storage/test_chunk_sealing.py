@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from services.storage.chunk_format import FIXED_BYTES, blob_nbytes, payload_view, read_header
 from services.storage.chunk_payload import verify_payload
+from services.storage.chunk_reading import verify_chunk
 from services.storage.chunk_sealing import open_blob, seal_blob
-from services.storage.chunk_verification import verify_chunk
 from shared.errors import ConfigError, IntegrityError, InvalidRequest
 from shared.ids import key_digest
 from shared.messages.pools import KvGeometry
 from tests.chunk_makers import HIDDEN_GEOMETRIES, SMALL, make_chain
+from tests.unit.storage.made_ciphers import make_cipher
 
 MINE, THEIRS = key_digest("mine"), key_digest("theirs")
 TIGHT = KvGeometry(layers=80, kv_heads=1, head_dim=1, page_size=1, dtype="float16")
 """Its tables are larger than a block."""
 
 
-class RandomNonces:
-    """AES-GCM under the keys that it is given."""
-
-    def __init__(self, *key_ids: str) -> None:
-        self._keys = {key_id: AESGCM((key_id + "-" * 32)[:32].encode()) for key_id in key_ids}
-
-    def _of(self, key_id: str) -> AESGCM:
-        try:
-            return self._keys[key_id]
-        except KeyError as error:
-            raise ConfigError(f"no key {key_id}") from error
-
-    def seal(self, key_id: str, plaintext: memoryview, aad: bytes) -> bytes:
-        cipher, nonce = self._of(key_id), os.urandom(12)
-        return nonce + cipher.encrypt(nonce, plaintext, aad)
-
-    def open(self, key_id: str, sealed: memoryview, aad: bytes) -> bytes:
-        try:
-            return self._of(key_id).decrypt(bytes(sealed[:12]), sealed[12:], aad)
-        except InvalidTag as error:
-            raise IntegrityError("no", code="wrong_key") from error
-
-    def hide(self, key_id: str, identity: bytes) -> bytes:
-        self._of(key_id)
-        return bytes(a ^ b for a, b in zip(identity, hashlib.md5(key_id.encode()).digest(), strict=True))
-
-    show = hide
-
-
-CIPHER = RandomNonces(MINE, THEIRS)
+CIPHER = make_cipher(mine=1, theirs=2)
 
 
 @pytest.mark.parametrize("geometry", [SMALL, TIGHT, *HIDDEN_GEOMETRIES.values()], ids=str)
@@ -92,11 +60,7 @@ def test_another_key_does_not_open_it() -> None:
     header = seal_blob(chunk.blob, chunk.header, MINE, CIPHER)
     sealed = bytes(chunk.blob)
 
-    class Mixed(RandomNonces):
-        def _of(self, key_id: str) -> AESGCM:
-            return super()._of(THEIRS)
-
-    for key_id, cipher in ((THEIRS, CIPHER), ("", CIPHER), (MINE, Mixed(THEIRS))):
+    for key_id, cipher in ((THEIRS, CIPHER), ("", CIPHER), (MINE, make_cipher(mine=2))):
         with pytest.raises(IntegrityError) as caught:
             open_blob(chunk.blob, header, key_id, cipher)
         assert caught.value.code == "wrong_key"
@@ -119,12 +83,12 @@ def test_a_missing_key_is_the_operators_fault() -> None:
     plain = bytes(chunk.blob)
 
     with pytest.raises(ConfigError):
-        seal_blob(chunk.blob, chunk.header, MINE, RandomNonces())
+        seal_blob(chunk.blob, chunk.header, MINE, make_cipher(theirs=2))
 
     assert bytes(chunk.blob) == plain
     header = seal_blob(chunk.blob, chunk.header, MINE, CIPHER)
     with pytest.raises(ConfigError):
-        open_blob(chunk.blob, header, MINE, RandomNonces())
+        open_blob(chunk.blob, header, MINE, make_cipher(theirs=2))
     with pytest.raises(ConfigError, match="--keys"):
         open_blob(chunk.blob, header, MINE, None)
 

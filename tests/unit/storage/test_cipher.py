@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.storage import measures
-from services.storage.cipher import NONCE_BYTES, Cipher, open_cipher
+from services.storage.cipher import NONCE_BYTES, open_cipher
 from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
-from services.storage.key_ring import KeyRing
 from shared.errors import ConfigError, IntegrityError, KeyMissing, OperatorError
 from shared.ids import key_digest
+from tests.unit.storage.made_ciphers import encoded, make_cipher
 
 ALICE, BOB = key_digest("alice"), key_digest("bob")
-
-
-def encoded(number: int) -> str:
-    return base64.b64encode(bytes([number]) * 32).decode()
-
-
-def make_cipher(**salts: int) -> Cipher:
-    setting = "\n".join(["[salts]", *(f'{salt} = "{encoded(number)}"' for salt, number in salts.items())])
-    return Cipher(KeyRing(setting, environ={}, now_s=0.0), clock=lambda: 0.0)
 
 
 @given(plaintext=st.binary(max_size=300), aad=st.binary(max_size=300))
@@ -88,9 +78,7 @@ def test_nonces_are_fresh() -> None:
 
 def test_each_chunk_has_a_key_of_its_own() -> None:
     """One nonce for two chunks gives unrelated key streams, and neither is under the tenant's key itself."""
-    nonce = bytes(NONCE_BYTES)
-    keys = KeyRing(f'salts.alice = "{encoded(1)}"', environ={}, now_s=0.0)
-    cipher = Cipher(keys, clock=lambda: 0.0, nonces=lambda _: nonce)
+    nonce, cipher = bytes(NONCE_BYTES), make_cipher(alice=1, nonces=bytes)
 
     streams = [cipher.seal(ALICE, memoryview(bytes(64)), name)[NONCE_BYTES:-16] for name in (b"a", b"b")]
 
@@ -100,8 +88,7 @@ def test_each_chunk_has_a_key_of_its_own() -> None:
 
 def test_a_sealed_chunk_is_as_it_always_was() -> None:
     """Key, nonce and data give these bytes for ever: chunks of earlier versions must be readable."""
-    keys = KeyRing(f'default = "{encoded(1)}"', environ={}, now_s=0.0)
-    cipher = Cipher(keys, clock=lambda: 0.0, nonces=lambda size: bytes(range(size)))
+    cipher = make_cipher(default=1, nonces=lambda size: bytes(range(size)))
 
     sealed = cipher.seal("", memoryview(b"thermocline"), b"header")
 

@@ -9,27 +9,28 @@ from shared.errors import ConfigError
 
 def test_sizes_and_servers_are_read_from_flags() -> None:
     """Sizes may be written with units, and servers as a list."""
-    config = load(StorageConfig, "storage", flags={"host_kv_bytes": "64MiB", "nats": "nats://a:1, nats://b:2"})
+    flags = {"host_kv_bytes": "64MiB", "disk_read_bytes_per_s": "500MB", "nats": "nats://a:1, nats://b:2"}
+    config = load(StorageConfig, "storage", flags=flags)
 
-    assert config.host_kv_bytes == 64 * 2**20
+    assert (config.host_kv_bytes, config.disk_read_bytes_per_s) == (64 * 2**20, 500_000_000)
     assert config.nats == ("nats://a:1", "nats://b:2")
     assert config.node_name
 
 
-@pytest.mark.parametrize(("written", "bytes_per_s"), [("500MB", 5e8), ("1GiB", 2**30), ("0", 0), (None, 0)])
-def test_the_limit_of_the_disk_is_a_size_a_second(written: str | None, bytes_per_s: float) -> None:
-    """It may be written with a unit, and by default there is none."""
-    config = load(StorageConfig, "storage", flags={"disk_read_bytes_per_s": written})
-
-    assert config.disk_read_bytes_per_s == bytes_per_s
-
-
 def test_every_fault_is_reported_at_once() -> None:
-    """Two bad names and a bad level come in one error."""
+    """Two bad names, a bad level and blocks of no power of two come in one error."""
+    flags = {"id": "a.b", "shm_prefix": "x/y", "log_level": "loud", "sparse_block_tokens": "48"}
     with pytest.raises(ConfigError) as caught:
-        load(StorageConfig, "storage", flags={"id": "a.b", "shm_prefix": "x/y", "log_level": "loud"})
+        load(StorageConfig, "storage", flags=flags)
 
-    assert all(word in caught.value.message for word in ("--id", "--shm-prefix", "--log-level"))
+    words = ("--id", "--shm-prefix", "--log-level", "--sparse-block-tokens 48 is not a power of two")
+    assert all(word in caught.value.message for word in words)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 64])
+def test_blocks_may_have_any_power_of_two_of_tokens(tokens: int) -> None:
+    """All of these divide every chunk; 0 leaves it to the rule."""
+    assert StorageConfig(sparse_block_tokens=tokens).sparse_block_tokens == tokens
 
 
 def test_hidden_states_are_kept_unless_told_otherwise() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from services.storage.chunk_format import FIXED_BYTES, blob_nbytes, header_nbytes, payload_view, write_header
 from services.storage.chunk_payload import hash_payload
-from services.storage.chunk_verification import verify_chunk
+from services.storage.chunk_reading import verify_chunk
 from shared.errors import IntegrityError
 from shared.messages.pools import KvGeometry
 from tests.chunk_makers import SMALL, SMALL_HIDDEN, MadeChunk, aligned, make_chain

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.chunk_makers import aligned, make_chain
 from tests.disk_node import NBYTES, Faults, running
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> list[str]:
-    """Two empty directories."""
-    made = [tmp_path / f"disk-{number}" for number in range(2)]
-    for path in made:
-        path.mkdir()
-    return [str(path) for path in made]
 
 
 async def test_a_full_disk_that_restarts_keeps_beginnings(paths: list[str]) -> None:

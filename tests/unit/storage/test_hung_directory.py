@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -58,15 +57,6 @@ class Hanging(FileCalls):
     def make_directory(self, path: str) -> None:
         self._wait(path)
         super().make_directory(path)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> list[str]:
-    """Two empty directories."""
-    made = [tmp_path / f"disk-{number}" for number in range(2)]
-    for path in made:
-        path.mkdir()
-    return [str(path) for path in made]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.storage import mover
@@ -19,9 +19,9 @@ from shared.messages.pools import KvGeometry, PoolHandle
 MakePool = Callable[[KvGeometry, int], PoolHandle]
 
 GEOMETRIES = [
-    KvGeometry(layers=layers, kv_heads=heads, head_dim=dim, page_size=page_size, dtype=dtype)
-    for layers, heads, dim, dtype in [(1, 1, 5, "bfloat16"), (4, 2, 16, "float32"), (3, 3, 20, "float16")]
-    for page_size in (1, 16, 64)
+    KvGeometry(layers=1, kv_heads=1, head_dim=5, page_size=1, dtype="bfloat16"),
+    KvGeometry(layers=4, kv_heads=2, head_dim=16, page_size=64, dtype="float32"),
+    KvGeometry(layers=3, kv_heads=3, head_dim=20, page_size=16, dtype="float16"),
 ]
 
 
@@ -58,24 +58,6 @@ def test_every_page_arrives_sealed(
     untouched = sorted(set(range(12)) - {host for _, host in pairs})
     assert not target.pages[untouched].any()
     assert not target.identities[untouched].any()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
-@given(data=st.data())
-def test_any_transfer_equals_the_naive_copy(shm_prefix: str, make_device_pool: MakePool, data: st.DataObject) -> None:
-    """For any assignment of device pages to distinct host pages the result is the naive one."""
-    geometry = KvGeometry(layers=2, kv_heads=1, head_dim=3, page_size=4, dtype="float16")
-    hosts = data.draw(st.lists(st.integers(0, 15), unique=True, min_size=1))
-    starts = data.draw(st.lists(st.integers(0, 9), min_size=len(hosts), max_size=len(hosts)))
-    source = DevicePoolView.attach(make_device_pool(geometry, 10))
-    target = HostPoolView.create(shm_prefix, geometry, 16)
-    naive = np.zeros_like(target.pages)
-    for device, host in zip(starts, hosts, strict=True):
-        naive[host] = np.concatenate([source.halves[:, 0, device], source.halves[:, 1, device]], axis=1)
-
-    copy_transfer(_transfer(list(zip(starts, hosts, strict=True))), source, target)
-
-    assert (target.pages == naive).all()
 
 
 @given(

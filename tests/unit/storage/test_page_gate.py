@@ -28,11 +28,3 @@ async def test_a_write_does_not_wait_for_ever() -> None:
     gate.read_ordered([1])
 
     assert not await gate.passed(gate.write_ordered([1]))
-
-
-async def test_a_write_of_other_pages_passes() -> None:
-    """Only shared pages matter."""
-    gate = PageGate(wait_s=0.0)
-    gate.read_ordered([1])
-
-    assert await gate.passed(gate.write_ordered([2]))

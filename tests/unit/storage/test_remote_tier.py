@@ -10,30 +10,18 @@ from services.storage.chunk_keys import NoCipher
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.chunk_sealing import seal_blob
 from services.storage.io_threads import IoThreads
+from services.storage.keys import DEFAULT_KEY_ID
 from services.storage.remote_tier import OVER_QUOTA, RemoteTier
 from shared.errors import IntegrityError, TransportError
+from shared.ids import key_digest
 from tests.chunk_makers import SMALL, aligned, make_chain
 from tests.memory_backend import MemoryBackend
+from tests.unit.storage.made_ciphers import make_cipher
 
 CHAIN = make_chain(3, seed=2)
 NBYTES = CHAIN[0].blob.nbytes
 KEY = CHAIN[0].key
-
-
-class _Cipher:
-    """Hides nothing; what matters here is that the header says that the chunk is sealed."""
-
-    def seal(self, key_id: str, plaintext: memoryview, aad: bytes) -> bytes:
-        return bytes(12) + bytes(plaintext) + bytes(16)
-
-    def open(self, key_id: str, sealed: memoryview, aad: bytes) -> bytes:
-        return bytes(sealed[12:-16])
-
-    def hide(self, key_id: str, identity: bytes) -> bytes:
-        return identity[::-1]
-
-    def show(self, key_id: str, hidden: bytes) -> bytes:
-        return hidden[::-1]
+CIPHER = make_cipher(default=1, another=2, nonces=bytes)  # The same bytes each time.
 
 
 def _plain() -> bytes:
@@ -52,9 +40,9 @@ def _of_a_later_release() -> bytes:
     return _plain()[:8] + bytes([99]) + _plain()[9:]
 
 
-def _sealed(key_id: str = "default") -> bytes:
+def _sealed(key_id: str = DEFAULT_KEY_ID) -> bytes:
     blob = memoryview(bytearray(_plain()))
-    seal_blob(blob, CHAIN[0].header, key_id, _Cipher())
+    seal_blob(blob, CHAIN[0].header, key_id, CIPHER)
     return bytes(blob)
 
 
@@ -82,7 +70,7 @@ async def _read(remote: RemoteTier) -> None:
         (lambda: b"something else" + bytes(NBYTES - 14), _plain, True),
         (_plain, _sealed, True),
         (_sealed, _sealed, False),
-        (lambda: _sealed("another"), _sealed, True),
+        (lambda: _sealed(key_digest("another")), _sealed, True),
         (_sealed, _plain, False),
         (_of_a_later_release, _plain, False),
     ],

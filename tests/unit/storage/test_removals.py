@@ -6,8 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
-import pytest
-
 from services.storage.backends import ChunkKey
 from services.storage.removals import Removals
 from shared.errors import TransportError
@@ -120,17 +118,3 @@ async def test_a_deletion_that_runs_is_waited_for() -> None:
 
     assert was_waiting
     assert files.deleted == [_key(1)]
-
-
-@pytest.mark.parametrize("count", [0, 100])
-async def test_drained_waits_for_all(count: int) -> None:
-    """Nothing is in line and nothing runs when it returns."""
-    files = _Files()
-    removals = Removals(files.deleting(files.delete))
-    running = asyncio.create_task(removals.run())
-    await removals.add([_key(number + 100) for number in range(count)])
-    await removals.drained()
-
-    assert len(files.deleted) == count
-    removals.stop()
-    await running

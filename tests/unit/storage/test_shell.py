@@ -4,7 +4,8 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from services.storage.shell import StorageShell
 from services.storage.thread_priority import COPY_NICENESS
 from shared import subjects
 from shared.codec import Input, decode, decode_input, encode
+from shared.errors import InvalidRequest, TransportError
 from shared.event_outbox import EventOutbox
 from shared.lifecycle import Lifecycle
 from shared.memory import DevicePoolView, HostPoolView
@@ -24,6 +26,7 @@ from shared.memory.device_pool_view import DevicePages, DeviceRun
 from shared.memory.segment import SHM_DIRECTORY
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry, PoolHandle
+from shared.messages.sharing import OpenPool
 from shared.messages.sparse_reads import ReadSparse, SparseRead
 from shared.messages.status import GetInventory, Inventory
 from shared.messages.storage_events import BackupDone, HostPoolCreated, StorageDraining, StorageJoined, StorageLeft
@@ -38,8 +41,6 @@ from shared.messages.storage_plans import (
 )
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.unit.storage.sharing.local_engine import LocalEngine
-
-MakePool = Callable[[KvGeometry, int], PoolHandle]
 
 INCARNATION = "storage-1"
 
@@ -89,8 +90,8 @@ class _Cell:
         self.life = life
         self.task = task
 
-    async def create_pools(self, geometry: KvGeometry, device: PoolHandle) -> HostPoolView:
-        await self.scheduler.order(CreateHostPool(geometry=geometry))
+    async def create_pools(self, device: PoolHandle) -> HostPoolView:
+        await self.scheduler.order(CreateHostPool(geometry=device.geometry))
         created = await self.scheduler.event()
         assert isinstance(created, HostPoolCreated)
         assert created.handle is not None
@@ -145,6 +146,20 @@ async def _running(
         await cell.stop()
 
 
+Start = Callable[..., AbstractAsyncContextManager[_Cell]]
+
+
+@pytest.fixture
+def start(broker: MemoryBroker, shm_prefix: str) -> Start:
+    return partial(_running, broker, shm_prefix)
+
+
+@pytest.fixture
+def handle(geometry: KvGeometry, make_device_pool: Callable[[KvGeometry, int], PoolHandle]) -> PoolHandle:
+    """Of a worker's pool."""
+    return make_device_pool(geometry, 6)
+
+
 class _GatedPool:
     """A device pool whose copies wait for a gate."""
 
@@ -166,13 +181,10 @@ class _GatedPool:
         return self._view.close()
 
 
-async def test_a_backup_arrives_verified(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
+async def test_a_backup_arrives_verified(start: Start, handle: PoolHandle) -> None:
     """Create, attach, back up: another mapping of the host pool then verifies every page."""
-    device = make_device_pool(geometry, 6)
-    async with _running(broker, shm_prefix) as cell:
-        host = await cell.create_pools(geometry, device)
+    async with start() as cell:
+        host = await cell.create_pools(handle)
 
         await cell.scheduler.backup(7, [(0, 3), (1, 4), (5, 0)])
         done = await cell.scheduler.event()
@@ -180,38 +192,30 @@ async def test_a_backup_arrives_verified(
 
     assert isinstance(done, BackupDone)
     assert (done.transfer_id, done.ok, done.error) == (7, True, "")
-    source = DevicePoolView.attach(device)
+    source = DevicePoolView.attach(handle)
     for page, target in ((0, 3), (1, 4), (5, 0)):
-        for layer in range(geometry.layers):
+        for layer in range(handle.geometry.layers):
             host.verify_layer(target, layer, bytes([target + 1]) * 16)
             assert host.pages[target, layer].tobytes() == source.halves[layer, :, page].tobytes()
     assert inventory.last_plan == 3
     assert inventory.pages_total == host.handle.pages
     assert inventory.counters["pages_backed_up"] == 3
-    assert inventory.counters["bytes_backed_up"] == 3 * geometry.page_bytes
+    assert inventory.counters["bytes_backed_up"] == 3 * handle.geometry.page_bytes
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"worker_id": "w9"}, "no device pool of worker w9"),
-        ({"worker_incarnation": "old"}, "w0 (old)"),
         ({"device_pages": pack_int32([99])}, "device pages 99"),
-        ({"host_pages": pack_int32([-1])}, "host pages -1"),
-        ({"identities": b"short"}, "do not belong together"),
     ],
 )
 async def test_a_bad_backup_is_answered_and_the_next_good_one_done(
-    broker: MemoryBroker,
-    shm_prefix: str,
-    geometry: KvGeometry,
-    make_device_pool: MakePool,
-    change: dict[str, object],
-    reason: str,
+    start: Start, handle: PoolHandle, change: dict[str, object], reason: str
 ) -> None:
     """No bad plan ends the storage: it says what is wrong and goes on."""
-    async with _running(broker, shm_prefix) as cell:
-        await cell.create_pools(geometry, make_device_pool(geometry, 6))
+    async with start() as cell:
+        await cell.create_pools(handle)
 
         await cell.scheduler.backup(1, [(0, 0)], **change)
         refused = await cell.scheduler.event()
@@ -225,21 +229,21 @@ async def test_a_bad_backup_is_answered_and_the_next_good_one_done(
     assert done.ok
 
 
-async def test_a_storage_answers_calls_for_parts_of_chunks(broker: MemoryBroker, shm_prefix: str) -> None:
+async def test_a_storage_answers_calls_for_parts_of_chunks(start: Start) -> None:
     """One without a disk says that it has none of them."""
     call = ReadSparse(
         namespace="0" * 32, depth=0, chunks=bytes(16), layer=0, part="keys", buffer="b", offset=0, nbytes=1
     )
-    async with _running(broker, shm_prefix) as cell:
+    async with start() as cell:
         data = await cell.scheduler.bus.call(subjects.rpc("storage", "sparse", "s0"), encode(call))
 
     assert decode(data, SparseRead).code == "service_unavailable"
 
 
-async def test_orders_before_their_pools_are_answered(broker: MemoryBroker, shm_prefix: str) -> None:
+async def test_orders_before_their_pools_are_answered(start: Start) -> None:
     """A backup with no pools and a pool that cannot be made are errors in the answers."""
     huge = KvGeometry(layers=100, kv_heads=100, head_dim=100, page_size=64, dtype="float32")
-    async with _running(broker, shm_prefix) as cell:
+    async with start() as cell:
         await cell.scheduler.backup(1, [(0, 0)])
         refused = await cell.scheduler.event()
         await cell.scheduler.order(CreateHostPool(geometry=huge))
@@ -252,29 +256,11 @@ async def test_orders_before_their_pools_are_answered(broker: MemoryBroker, shm_
     assert "--host-kv-bytes" in created.error
 
 
-async def test_pools_of_different_geometry_are_answered(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
-    """A worker with another page size can be attached, but nothing of it is copied."""
-    other = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=1, dtype="float16")
-    async with _running(broker, shm_prefix) as cell:
-        await cell.create_pools(geometry, make_device_pool(other, 6))
-
-        await cell.scheduler.backup(1, [(0, 0)])
-        refused = await cell.scheduler.event()
-
-    assert isinstance(refused, BackupDone)
-    assert "differ in geometry" in refused.error
-
-
-async def test_detaching_fails_what_waits_and_what_runs(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
+async def test_detaching_fails_what_waits_and_what_runs(start: Start, handle: PoolHandle) -> None:
     """Each backup of a detached pool is answered once, as failed, and the worker's next pool works."""
-    handle = make_device_pool(geometry, 6)
     pool = _GatedPool(handle)
-    async with _running(broker, shm_prefix, open_device=lambda _: pool, threads=1) as cell:
-        await cell.create_pools(geometry, handle)
+    async with start(open_device=lambda _: pool, threads=1) as cell:
+        await cell.create_pools(handle)
         await cell.scheduler.backup(1, [(0, 0)])
         await cell.scheduler.backup(2, [(1, 1)])
         await asyncio.to_thread(pool.entered.wait, 20.0)
@@ -293,16 +279,13 @@ async def test_detaching_fails_what_waits_and_what_runs(
     assert "detached" in answers[1].error
 
 
-async def test_copies_yield_to_everything_else(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
+async def test_copies_yield_to_everything_else(start: Start, handle: PoolHandle) -> None:
     """The thread that copies has a low priority, and the event loop keeps its own."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    handle = make_device_pool(geometry, 6)
     pool = _GatedPool(handle)
     pool.gate.set()
-    async with _running(broker, shm_prefix, open_device=lambda _: pool) as cell:
-        await cell.create_pools(geometry, handle)
+    async with start(open_device=lambda _: pool) as cell:
+        await cell.create_pools(handle)
         await cell.scheduler.backup(1, [(0, 0)])
         await cell.scheduler.event()
 
@@ -310,14 +293,11 @@ async def test_copies_yield_to_everything_else(
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-async def test_backups_beyond_the_bound_are_refused(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
+async def test_backups_beyond_the_bound_are_refused(start: Start, handle: PoolHandle) -> None:
     """The queue is bounded; one too many is answered at once, the others are done."""
-    handle = make_device_pool(geometry, 6)
     pool = _GatedPool(handle)
-    async with _running(broker, shm_prefix, open_device=lambda _: pool, threads=1, max_transfers=2) as cell:
-        await cell.create_pools(geometry, handle)
+    async with start(open_device=lambda _: pool, threads=1, max_transfers=2) as cell:
+        await cell.create_pools(handle)
         for number in (1, 2, 3):
             await cell.scheduler.backup(number, [(number, number)])
 
@@ -330,14 +310,11 @@ async def test_backups_beyond_the_bound_are_refused(
     assert [event.transfer_id for event in others if isinstance(event, BackupDone) and event.ok] == [1, 2]
 
 
-async def test_an_outage_of_the_broker_loses_no_answer(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
+async def test_an_outage_of_the_broker_loses_no_answer(start: Start, handle: PoolHandle) -> None:
     """A copy that ends while the broker is away is answered, once, when it is back."""
-    handle = make_device_pool(geometry, 6)
     pool = _GatedPool(handle)
-    async with _running(broker, shm_prefix, open_device=lambda _: pool) as cell:
-        await cell.create_pools(geometry, handle)
+    async with start(open_device=lambda _: pool) as cell:
+        await cell.create_pools(handle)
         await cell.scheduler.backup(1, [(0, 0)])
         await asyncio.to_thread(pool.entered.wait, 20.0)
         cell.storage_bus.disconnect()
@@ -350,14 +327,11 @@ async def test_an_outage_of_the_broker_loses_no_answer(
     assert sorted(event.transfer_id for event in answers if isinstance(event, BackupDone) and event.ok) == [1, 2]
 
 
-async def test_a_stop_finishes_the_copy_and_leaves_nothing_behind(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry, make_device_pool: MakePool
-) -> None:
+async def test_a_stop_finishes_the_copy_and_leaves_nothing_behind(start: Start, handle: PoolHandle) -> None:
     """The running copy is done, the waiting fail, StorageLeft is the last event, and the pool's name is gone."""
-    handle = make_device_pool(geometry, 6)
     pool = _GatedPool(handle)
-    async with _running(broker, shm_prefix, open_device=lambda _: pool, threads=1) as cell:
-        host = await cell.create_pools(geometry, handle)
+    async with start(open_device=lambda _: pool, threads=1) as cell:
+        host = await cell.create_pools(handle)
         await cell.scheduler.backup(1, [(0, 0)])
         await cell.scheduler.backup(2, [(1, 1)])
         await asyncio.to_thread(pool.entered.wait, 20.0)
@@ -376,11 +350,7 @@ async def test_a_stop_finishes_the_copy_and_leaves_nothing_behind(
 
 
 async def test_a_stop_whose_answers_find_no_room_ends_all_the_same(
-    broker: MemoryBroker,
-    shm_prefix: str,
-    geometry: KvGeometry,
-    make_device_pool: MakePool,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, handle: PoolHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outbox is full and stays so, because nobody takes anything from it."""
     monkeypatch.setattr("services.storage.shell.LEAVE_S", 0.01)
@@ -388,8 +358,8 @@ async def test_a_stop_whose_answers_find_no_room_ends_all_the_same(
     async def wait_for_ever(_outbox: EventOutbox, _event: object) -> None:
         await asyncio.Event().wait()
 
-    async with _running(broker, shm_prefix) as cell:
-        host = await cell.create_pools(geometry, make_device_pool(geometry, 6))
+    async with start() as cell:
+        host = await cell.create_pools(handle)
         monkeypatch.setattr(EventOutbox, "put_when_room", wait_for_ever)
 
         await asyncio.wait_for(cell.stop(), 20)
@@ -398,16 +368,12 @@ async def test_a_stop_whose_answers_find_no_room_ends_all_the_same(
 
 
 async def test_a_stop_without_a_broker_ends_all_the_same(
-    broker: MemoryBroker,
-    shm_prefix: str,
-    geometry: KvGeometry,
-    make_device_pool: MakePool,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, handle: PoolHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When nobody can be told, the storage leaves in bounded time and removes its pool."""
     monkeypatch.setattr("services.storage.shell.FLUSH_S", 0.01)
-    async with _running(broker, shm_prefix) as cell:
-        host = await cell.create_pools(geometry, make_device_pool(geometry, 6))
+    async with start() as cell:
+        host = await cell.create_pools(handle)
         cell.storage_bus.disconnect()
 
         await cell.stop()
@@ -422,11 +388,9 @@ def local_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("local_sharing")
-async def test_a_storage_that_shares_waits_until_it_is_let_go(
-    broker: MemoryBroker, shm_prefix: str, geometry: KvGeometry
-) -> None:
+async def test_a_storage_that_shares_waits_until_it_is_let_go(start: Start, geometry: KvGeometry) -> None:
     """It says how long it can, and carries on with orders meanwhile."""
-    async with _running(broker, shm_prefix, share="nixl", handover_ms=20_000) as cell:
+    async with start(share="nixl", handover_ms=20_000) as cell:
         cell.life.signalled()
         told = await cell.scheduler.event()
         assert told == StorageDraining(storage_id="s0", incarnation=INCARNATION, grace_ms=18_000)
@@ -438,13 +402,35 @@ async def test_a_storage_that_shares_waits_until_it_is_let_go(
         assert await cell.scheduler.event() == StorageLeft(storage_id="s0", incarnation=INCARNATION)
 
 
+async def test_a_storage_whose_engine_starts_at_the_second_try_shares(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins when that is known, and says that it shares."""
+    engines: list[str] = []
+
+    def flaky(name: str) -> LocalEngine:
+        engines.append(name)
+        if len(engines) == 1:
+            raise TransportError("NIXL does not start")
+        return LocalEngine()
+
+    monkeypatch.setattr(parts, "NixlEngine", flaky)
+    monkeypatch.setattr(parts, "_START_PAUSE_S", 0.0)
+    async with start(share="nixl", handover_ms=0) as cell:
+        call = OpenPool(engine="nixl", incarnation="another")
+        with pytest.raises(InvalidRequest, match="this incarnation has ended"):
+            await cell.scheduler.bus.call(subjects.rpc("storage", "pool", "s0"), encode(call))
+
+    assert len(engines) == 2
+
+
 @pytest.mark.usefixtures("local_sharing")
 @pytest.mark.parametrize("how", ["no time is given", "nothing may be copied", "its time is over", "a second signal"])
-async def test_a_storage_does_not_wait_for_ever(broker: MemoryBroker, shm_prefix: str, how: str) -> None:
+async def test_a_storage_does_not_wait_for_ever(start: Start, how: str) -> None:
     """Whether the scheduler answers or not."""
     settings: dict[str, Any] = {"handover_ms": {"no time is given": 0, "its time is over": 1}.get(how, 30_000)}
     settings["handover_bytes"] = 0 if how == "nothing may be copied" else 1 << 30
-    async with _running(broker, shm_prefix, share="nixl", **settings) as cell:
+    async with start(share="nixl", **settings) as cell:
         cell.life.signalled()
         if how in ("its time is over", "a second signal"):
             assert isinstance(await cell.scheduler.event(), StorageDraining)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -11,14 +9,13 @@ from services.storage.staging import Staging
 from shared.errors import CapacityError, ConfigError, InvariantViolated
 
 BLOB = 8192
-LONG_S = 30.0
 
 
 def test_buffers_begin_on_a_block_and_are_writable() -> None:
     """Each is one blob long and may be read into past the page cache."""
     staging = Staging(3 * BLOB + 1, BLOB)
 
-    taken = [staging.take(timeout_s=0) for _ in range(staging.buffers)]
+    taken = [staging.take() for _ in range(staging.buffers)]
 
     assert staging.buffers == len(taken) == 3
     for buffer in taken:
@@ -27,46 +24,22 @@ def test_buffers_begin_on_a_block_and_are_writable() -> None:
 
 
 def test_no_more_than_the_budget_is_in_use() -> None:
-    """Past the bound a taker waits, and hears CapacityError when its time is over."""
+    """Past the bound a taker gets CapacityError; what is given back can be taken again."""
     staging = Staging(2 * BLOB, BLOB)
-    first, _ = staging.take(timeout_s=0), staging.take(timeout_s=0)
+    first, _ = staging.take(), staging.take()
 
     with pytest.raises(CapacityError):
-        staging.take(timeout_s=0.01)
+        staging.take()
 
     staging.give_back(first)
-    assert staging.take(timeout_s=0) is first
+    assert staging.take() is first
     assert staging.taken == 2
-
-
-def test_a_waiter_gets_what_comes_back() -> None:
-    """Giving back wakes one who waits."""
-    staging = Staging(BLOB, BLOB)
-    taken, got = staging.take(timeout_s=0), []
-    waiter = threading.Thread(target=lambda: got.append(staging.take(timeout_s=LONG_S)))
-    waiter.start()
-
-    staging.give_back(taken)
-    waiter.join(LONG_S)
-
-    assert len(got) == 1
-    assert got[0] is taken
-
-
-def test_a_buffer_comes_back_whatever_happens() -> None:
-    """The context manager gives back when its body raises, too."""
-    staging = Staging(BLOB, BLOB)
-
-    with pytest.raises(ZeroDivisionError), staging.buffer(timeout_s=0):
-        raise ZeroDivisionError
-
-    assert staging.taken == 0
 
 
 def test_only_what_was_taken_is_taken_back() -> None:
     """A buffer of somebody else, or the same one twice, is a fault in the program."""
     staging = Staging(BLOB, BLOB)
-    taken = staging.take(timeout_s=0)
+    taken = staging.take()
     staging.give_back(taken)
 
     for stranger in (taken, memoryview(bytearray(BLOB))):
@@ -74,26 +47,15 @@ def test_only_what_was_taken_is_taken_back() -> None:
             staging.give_back(stranger)
 
 
-def test_closing_ends_all_waiting() -> None:
-    """Who waits hears CapacityError at once, and what is still in use can be given back."""
-    staging = Staging(BLOB, BLOB)
-    taken, errors = staging.take(timeout_s=0), []
-
-    def wait() -> None:
-        try:
-            staging.take(timeout_s=LONG_S)
-        except CapacityError as error:
-            errors.append(error)
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
+def test_a_closed_one_gives_nothing_more() -> None:
+    """What is still in use can be given back."""
+    staging = Staging(2 * BLOB, BLOB)
+    taken = staging.take()
     staging.close()
-    waiter.join(LONG_S)
     staging.give_back(taken)
 
-    assert len(errors) == 1
     with pytest.raises(CapacityError):
-        staging.take(timeout_s=0)
+        staging.take()
 
 
 def test_a_budget_below_one_chunk_is_refused() -> None:

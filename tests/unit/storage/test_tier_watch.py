@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from services.storage.backends import ChunkEntry, ChunkKey, Unreadable
+from services.storage.backends import ChunkEntry, ChunkKey
 from services.storage.core.chunk_index import Arrival
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
@@ -26,8 +27,6 @@ class _Disk(MemoryBackend):
 
     def __init__(self) -> None:
         super().__init__(max_bytes=2**30)
-        self.left_out: dict[str, str] = {}
-        self.failing: dict[str, str] = {}
         self.free = 2**30
         self.is_empty = True
         self.error: Exception | None = None
@@ -43,9 +42,6 @@ class _Disk(MemoryBackend):
     def turn_of(self, stripe: int) -> str:
         return "/disk"
 
-    def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
-        return ()
-
     def retake(self, path: str) -> bool:
         if self.error is None:
             self.left_out = {}
@@ -54,7 +50,7 @@ class _Disk(MemoryBackend):
     def entries_in(self, path: str) -> Iterator[ChunkEntry]:
         return iter([] if self.error is not None or self.is_empty else [ChunkEntry(KEY, 4096)])
 
-    def probe(self, path: str) -> bool:
+    def probe(self, *args: Any, **kwargs: Any) -> bool:
         self.failing = {} if self.error is None else {"/disk": str(self.error)}
         return not self.failing
 
@@ -63,15 +59,6 @@ class _Disk(MemoryBackend):
 
     def place_of(self, key: ChunkKey) -> tuple[str, int]:
         return "/disk", 4096
-
-    def disown(self, key: ChunkKey) -> None:
-        pass
-
-    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
-        return Unreadable()
-
-    def keep_heats(self, path: str, heats: Mapping[ChunkKey, float]) -> None:
-        pass
 
 
 class _Events:
@@ -98,11 +85,12 @@ class _Store(MemoryBackend):
     def fault(self) -> str:
         return self._fault
 
-    def probe(self) -> None:
+    def probe(self, *args: Any, **kwargs: Any) -> bool:
         self.asked += 1
         self._fault = "" if self.answers else "connection refused"
         if self._fault:
             raise TransportError(self._fault)
+        return True
 
 
 class Watched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -168,6 +168,14 @@ async def running(
         await asyncio.wait_for(serving, 20)
 
 
+Start = Callable[..., AbstractAsyncContextManager[Cell]]
+
+
+@pytest.fixture
+def start(broker: MemoryBroker, shm_prefix: str, device: DevicePool) -> Start:
+    return partial(running, broker, shm_prefix, device)
+
+
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, geometry: KvGeometry) -> None:
     """Workers with pools in shared memory are asked, too, and parts are two pages."""
@@ -179,13 +187,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, geometry: KvGeometry) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
-async def test_the_worker_copies_in_parts_and_the_storage_seals(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool, share: float
-) -> None:
+async def test_the_worker_copies_in_parts_and_the_storage_seals(start: Start, share: float) -> None:
     """No page has an identity while the worker writes it, be it that of what was there before. A bounded share of the
     time changes none of it.
     """
-    async with running(broker, shm_prefix, device, share=share) as cell:
+    async with start(share=share) as cell:
         await cell.backup(1, [0, 1, 2, 3, 4], [5, 3, 1, 0, 7])
         done = await cell.event()
         await cell.backup(2, [6, 5], [5, 3])
@@ -199,9 +205,9 @@ async def test_the_worker_copies_in_parts_and_the_storage_seals(
     ]  # fmt: skip
 
 
-async def test_a_worker_that_refuses_is_copied_from(broker: MemoryBroker, shm_prefix: str, device: DevicePool) -> None:
+async def test_a_worker_that_refuses_is_copied_from(start: Start) -> None:
     """From the start, or in the middle of a backup."""
-    async with running(broker, shm_prefix, device) as cell:
+    async with start() as cell:
         cell.worker.says = lambda call: PagesStored(refused="not now" if call.part == 1 else "")
         await cell.backup(1, [0, 1, 2], [5, 3, 1])
         middle = await cell.event()
@@ -215,15 +221,13 @@ async def test_a_worker_that_refuses_is_copied_from(broker: MemoryBroker, shm_pr
     assert [call.part for call in cell.worker.seen] == [0, 1]
 
 
-async def test_a_pool_that_the_storage_cannot_map_is_backed_up_by_its_worker(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool
-) -> None:
+async def test_a_pool_that_the_storage_cannot_map_is_backed_up_by_its_worker(start: Start) -> None:
     """As long as the worker does it; then the reason is the mapping's."""
 
     def refuse(_: PoolHandle) -> DevicePages:
         raise TransportError("CUDA IPC is not permitted")
 
-    async with running(broker, shm_prefix, device, open_device=refuse, kind="cuda_ipc") as cell:
+    async with start(open_device=refuse, kind="cuda_ipc") as cell:
         await cell.backup(1, [0, 1, 2], [5, 3, 1])
         done = await cell.event()
         await cell.backup(2, [0], [7], worker_id="w1")
@@ -235,11 +239,9 @@ async def test_a_pool_that_the_storage_cannot_map_is_backed_up_by_its_worker(
     assert "CUDA IPC is not permitted" in unmapped.error
 
 
-async def test_a_copy_that_fails_leaves_its_pages_unsealed(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool
-) -> None:
+async def test_a_copy_that_fails_leaves_its_pages_unsealed(start: Start) -> None:
     """The scheduler hears why, and the next backup is tried."""
-    async with running(broker, shm_prefix, device) as cell:
+    async with start() as cell:
         cell.worker.says = lambda call: PagesStored(error="out of memory" if call.device_pages else "")
         await cell.backup(1, [0], [5])
         failed = await cell.event()
@@ -257,7 +259,7 @@ async def test_a_copy_that_fails_leaves_its_pages_unsealed(
 
 
 async def test_a_backup_has_not_ended_while_a_part_of_it_is_sealed(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though a later part failed: another backup into these pages would get the identities of this one."""
     seal, may_seal, sealed = worker_backups._seal, threading.Event(), list[slice]()
@@ -268,7 +270,7 @@ async def test_a_backup_has_not_ended_while_a_part_of_it_is_sealed(
         sealed.append(part)
 
     monkeypatch.setattr(worker_backups, "_seal", slow_seal)
-    async with running(broker, shm_prefix, device) as cell:
+    async with start() as cell:
         cell.worker.says = lambda call: PagesStored(error="out of memory" if call.part else "")
         await cell.backup(1, [0, 1, 2], [5, 3, 1])
         while len(cell.worker.seen) < 2:
@@ -283,13 +285,13 @@ async def test_a_backup_has_not_ended_while_a_part_of_it_is_sealed(
 
 
 async def test_pages_in_doubt_are_given_to_nobody_and_hold_up_nobody(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backup of a worker that went silent is answered when it answers; meanwhile its other pages are copied by the
     storage, on the only thread that there is.
     """
     monkeypatch.setattr(worker_stores, "ASK_AGAIN_S", 0)
-    async with running(broker, shm_prefix, device, threads=1) as cell:
+    async with start(threads=1) as cell:
         cell.worker.says = lambda call: None if call.device_pages else PagesStored()
         await cell.backup(1, [0], [5])
         await asyncio.wait_for(cell.worker.asked.wait(), 20)
@@ -308,13 +310,13 @@ async def test_pages_in_doubt_are_given_to_nobody_and_hold_up_nobody(
 
 
 async def test_a_worker_that_dies_in_a_backup_ends_it(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool, monkeypatch: pytest.MonkeyPatch
+    start: Start, shm_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sign of life goes out, and the pages are free again."""
     monkeypatch.setattr(worker_stores, "ASK_AGAIN_S", 0)
     monkeypatch.setattr(worker_stores, "ENDING_S", 0)
     sign = LifeSign.show(shm_prefix, "worker", "w0", "i0")
-    async with running(broker, shm_prefix, device) as cell:
+    async with start() as cell:
         cell.worker.says = lambda call: None if call.device_pages else PagesStored()
         await cell.backup(1, [0], [5])
         while len(cell.worker.seen) < 3:
@@ -325,11 +327,9 @@ async def test_a_worker_that_dies_in_a_backup_ends_it(
     assert (failed.transfer_id, failed.ok) == (1, False)
 
 
-async def test_detaching_waits_for_a_worker_that_copies(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool
-) -> None:
+async def test_detaching_waits_for_a_worker_that_copies(start: Start) -> None:
     """The backup is answered as failed, but not before the worker's last byte."""
-    async with running(broker, shm_prefix, device) as cell:
+    async with start() as cell:
         cell.worker.may_copy.clear()
         await cell.backup(1, [0], [5])
         await asyncio.wait_for(cell.worker.asked.wait(), 20)
@@ -356,13 +356,11 @@ class Unhindered:
     def unpin(self, array: np.ndarray) -> None: ...
 
 
-async def test_a_real_worker_copies_for_a_real_storage(
-    broker: MemoryBroker, shm_prefix: str, device: DevicePool
-) -> None:
+async def test_a_real_worker_copies_for_a_real_storage(start: Start, device: DevicePool) -> None:
     """Its mover's streams are late: what the storage seals has arrived."""
     with late_streams():
         stores = HostStores(GpuAssistedMover(device), PAGES)
-    async with running(broker, shm_prefix, device) as cell:
+    async with start() as cell:
         assert cell.worker.host is not None
         loads = Loads(
             device.geometry, PAGES, BatchedMover(device), timeout_s=5, clock_ns=lambda: 7,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tools.pages.code_facts import SETTINGS, settings
+from thermocline.settings import SECTIONS
+from tools.pages.code_facts import settings
 from tools.pages.renderer import DOCS, PAGES, render
 from tools.reference_docs import END, README, readme
 
@@ -22,7 +23,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         readme(text.replace(END, ""))
 
 
-@pytest.mark.parametrize("command", SETTINGS)
+@pytest.mark.parametrize("command", SECTIONS)
 def test_every_setting_of_every_command_is_explained(command: str) -> None:
     """No row of the settings page lacks a meaning."""
     unexplained = [flag for flag, _, _, meaning in settings(command) if not meaning]

@@ -106,5 +106,5 @@ def test_the_pythons_are_the_supported_ones() -> None:
     """The one that runs this is found, wherever it lies."""
     found = release_check.found_pythons()
 
-    assert tuple(found) == ("3.11", "3.12", "3.13")
+    assert tuple(found) == ("3.11", "3.12", "3.13", "3.14")
     assert found[f"3.{sys.version_info.minor}"] == sys.executable

@@ -1,4 +1,4 @@
-"""The bill of materials: valid, whole, the same twice, and every licence in it one that we may ship with."""
+"""The bill of materials: valid, whole, and the same twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tools import dependency_audit, sbom
-from tools.dependency_audit import KNOWN_BAD, unlicensed
 
 TIME_S = 1_700_000_000
 
@@ -79,14 +78,6 @@ def test_a_package_that_declares_no_licence_is_said_to(monkeypatch: pytest.Monke
     assert JsonStrictValidator(sbom.SCHEMA).validate_str(made) is None
     (numpy,) = [each for each in json.loads(made)["components"] if each["name"] == "numpy"]
     assert numpy["licenses"] == [{"license": {"name": "not declared by the package"}}]
-
-
-def test_every_licence_is_told_and_allowed(bill: dict[str, Any]) -> None:
-    """None without one, and none that asks for more than we may promise (``tools/known_bad.toml`` has exceptions)."""
-    accepted = tomllib.loads(KNOWN_BAD.read_text(encoding="utf-8"))["licences"]
-
-    assert [each["name"] for each in bill["components"] if not each.get("licenses")] == []
-    assert list(unlicensed({each["name"] for each in bill["components"]}, accepted)) == []
 
 
 def test_the_table_has_a_row_for_each(bill: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from services.worker.inbox import Arrival, Inbox
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.movers.protocol import PageMover
+from services.worker.parallel.group_runner import GroupRunner
 from services.worker.reports import Event, Report
 from services.worker.restore.projection import KvProjection
 from services.worker.restoring import Restoring
@@ -109,7 +110,8 @@ class Driven:
             shm_prefix=SHM_PREFIX,
             submit=hidden_submit,
         )
-        self.sparse = SparsePrefixes(self.runner.pool, open_source, self._clock, importance)
+        closed = self.runner.let_go_of_prefix if isinstance(self.runner, GroupRunner) else lambda prefix: None
+        self.sparse = SparsePrefixes(self.runner.pool, open_source, self._clock, importance, closed)
         self.restoring = Restoring(
             self.runner,
             projection,
@@ -150,7 +152,6 @@ class Driven:
         self.saving.close()
         self.loads.close()
         self.restoring.close()
-        self.sparse.close()
         for host in self._hosts:
             host.unlink()
             host.close()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from services.worker.kv.device_pool import DevicePool
+from services.worker.kv.loads import Loads
+from services.worker.kv.movers.protocol import PageMover
+from shared.errors import TransportError
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
@@ -20,6 +26,53 @@ SHM_PREFIX = shm_prefix("pools")
 
 def identity_of(label: str) -> bytes:
     return hashlib.blake2b(label.encode(), digest_size=16).digest()
+
+
+class PlayedPins:
+    """Satisfies ``Pins`` and pins nothing: ``calls`` has what was asked. ``refuses`` stands for a driver without
+    lockable memory; where there is a list ``waiting``, it gets what is started.
+    """
+
+    def __init__(self, *, refuses: bool = False, waiting: list[Callable[[], None]] | None = None) -> None:
+        self.refuses, self.waiting = refuses, waiting
+        self.calls: list[tuple[str, int]] = []
+
+    def start(self, work: Callable[[], None]) -> None:
+        if self.waiting is None:
+            work()
+        else:
+            self.waiting.append(work)
+
+    def finish(self) -> None:
+        """Nothing is left to be done."""
+
+    def pin(self, array: np.ndarray) -> None:
+        assert array.flags.writeable
+        if self.refuses:
+            raise TransportError("cudaHostRegister failed")
+        self.calls.append(("pin", array.nbytes))
+
+    def unpin(self, array: np.ndarray) -> None:
+        self.calls.append(("unpin", array.nbytes))
+
+
+@contextmanager
+def host_pool(pages: int, geometry: KvGeometry = GEOMETRY, labels: Sequence[str] = ()) -> Iterator[HostPoolView]:
+    """A host pool whose first pages have these ``labels``, removed at the end of the block."""
+    host = HostPoolView.create(SHM_PREFIX, geometry, pages)
+    try:
+        for page, label in enumerate(labels):
+            fill_page(host, page, label)
+        yield host
+    finally:
+        host.unlink()
+        host.close()
+
+
+def made_loads(geometry: KvGeometry, pages: int, mover: PageMover, **options: Any) -> Loads:
+    """Loads whose transfers run at once, and at a time that stands still."""
+    settings: dict[str, Any] = {"timeout_s": 5, "clock_ns": lambda: 7, "submit": lambda work: work(), **options}
+    return Loads(geometry, pages, mover, **settings)
 
 
 def fill_page(host: HostPoolView, page: int, label: str) -> None:
@@ -41,6 +94,21 @@ def page_load(
         device_pages=pack_int32(device),
         identities=b"".join(identity_of(label) for label in labels),
     )
+
+
+def neighbour_load(source: Sequence[int], device: Sequence[int], **fields: Any) -> PageLoad:
+    """A load of pages of incarnation "inc-1" of the worker "w1"."""
+    load = PageLoad(
+        request_id="r",
+        attempt=1,
+        storage_id="",
+        host_pages=pack_int32(source),
+        device_pages=pack_int32(device),
+        identities=bytes(16 * len(source)),
+        neighbour_id="w1",
+        neighbour_incarnation="inc-1",
+    )
+    return msgspec.structs.replace(load, **fields)
 
 
 def page_promotion(

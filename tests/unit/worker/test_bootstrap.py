@@ -16,8 +16,8 @@ from services.worker.parallel.group_runner import GroupRunner
 from shared.errors import ConfigError
 from shared.memory import HostPoolView
 from tests.memory_bus import MemoryBroker
-from tests.unit.worker.fake_model import SHM_PREFIX, FakeRunner
-from tests.unit.worker.pools import fill_page, page_load
+from tests.unit.worker.fake_model import FakeRunner
+from tests.unit.worker.pools import host_pool, page_load
 
 
 @pytest.fixture
@@ -32,12 +32,9 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRunn
 @pytest.fixture
 def flipped(runner: FakeRunner) -> Iterator[HostPoolView]:
     """A host pool whose page 0 has one wrong bit."""
-    host = HostPoolView.create(SHM_PREFIX, runner.geometry, 2)
-    fill_page(host, 0, "a")
-    host.pages[0, 0, 0] ^= 1
-    yield host
-    host.unlink()
-    host.close()
+    with host_pool(2, runner.geometry, "a") as host:
+        host.pages[0, 0, 0] ^= 1
+        yield host
 
 
 @pytest.mark.parametrize("mover", ["auto", "per_page", "batched"])

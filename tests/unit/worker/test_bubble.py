@@ -95,7 +95,7 @@ class ScriptedTransfer:
     """Shows one state of the load after another; the last one stays."""
 
     states: Sequence[Progress]
-    gate: LayerGate = field(default_factory=lambda: LayerGate(10, timeout_s=60))
+    gate: LayerGate = field(default_factory=lambda: LayerGate(timeout_s=60))
     looks: int = 0
 
     @property
@@ -130,7 +130,7 @@ def test_a_bubble_ends_when_nothing_decodes() -> None:
 def test_a_bubble_ends_when_a_layer_is_overdue() -> None:
     """A load that hangs does not keep its batch from recomputing for ever."""
     now = [0]
-    transfer = ScriptedTransfer([progress(0)], LayerGate(10, timeout_s=1, clock_ns=lambda: now[0]))
+    transfer = ScriptedTransfer([progress(0)], LayerGate(timeout_s=1, clock_ns=lambda: now[0]))
 
     def decode() -> int:
         now[0] += 400_000_000

@@ -232,21 +232,6 @@ def test_a_stop_token_ends_the_request(driven: Driven) -> None:
     assert driven.finished()[0].reason == "stop"
 
 
-def test_a_stop_string_ends_the_request(driven: Driven) -> None:
-    """It spans tokens; the text is cut before it and the pages of one token more exist."""
-    answer = continuation(PROMPT, 8)
-    text = "".join(chr(77 + token) for token in answer)
-    stop = text[2:5]
-    params = SamplingParams(max_tokens=8, temperature=0, stop=(stop,))
-    driven.give(admit(PROMPT, range(10), params=params), batch(chunk(0, 10)))
-
-    driven.run()
-
-    assert driven.text() == text[: text.index(stop)]
-    assert driven.items()[-1].stop_match == stop
-    assert driven.tokens() == answer[: text.index(stop) + 3]
-
-
 def test_the_context_ends_a_request(driven: Driven) -> None:
     """Not one position beyond the model's last is computed."""
     prompt = [3 + number % 9 for number in range(MAX_CONTEXT - 3)]

@@ -360,27 +360,17 @@ def test_a_batch_that_takes_longer_than_the_load_waits_for_it(made: Bubbles) -> 
         [batch(chunk(10, 11))],
         [batch(chunk(0, 3, request_id="n"), loads=[load(NEW, [2], [2], [20], request_id="n")])],
         [abort("r"), batch(chunk(0, 3, request_id="n"))],
+        [
+            admit([*PROMPT[:4], 3], [LOADED[0], 24], request_id="m", cached=4),
+            batch(chunk(4, 5, request_id="m")),
+        ],
     ],
-    ids=["of one of its requests", "with a load", "behind what waits"],
+    ids=["of one of its requests", "with a load", "behind what waits", "on a page that is half written"],
 )
 def test_batches_that_could_conflict_wait(made: Bubbles, behind: list[WorkerOrder]) -> None:
     """The bubble is filled with decoding alone."""
     made.when(2, made.land)
     made.begin(admit_new(), *behind, prefill=True)
-
-    made.driven.run(most=1)
-
-    assert made.steps() == [[1, 1], [1, 1], [1, 1, 2]]
-
-
-def test_a_batch_on_a_loading_page_waits(made: Bubbles) -> None:
-    """A plan that contradicts itself does not make a chunk read what is half written."""
-    made.when(2, made.land)
-    made.begin(
-        admit([*PROMPT[:4], 3], [LOADED[0], 21], request_id="n", cached=4),
-        batch(chunk(4, 5, request_id="n")),
-        prefill=True,
-    )
 
     made.driven.run(most=1)
 
@@ -426,19 +416,6 @@ def test_a_load_that_fails_in_a_bubble_takes_all_that_share_it(made: Bubbles, fa
     assert [unpack_int32(failure.host_pages) for failure in done.load_failures] == [[1]]
     assert (done.bubble_tokens, done.computed_tokens, done.loaded_tokens) == (6, 0, 4)
     assert made.driven.items("r") == made.driven.items("q") == []
-    made.assert_decodes("d", "e")
-
-
-def test_requests_share_a_load_in_a_bubble(made: Bubbles) -> None:
-    """One load, named after one request, serves both chunks (a bundle hit)."""
-    made.when(3, made.land)
-    made.begin(sibling=True)
-
-    made.driven.run()
-
-    assert made.driven.done()[-1].failed == ()
-    assert made.driven.tokens("r") == continuation(PROMPT, 8)
-    assert made.driven.tokens("q") == continuation(SIBLING, 8)
     made.assert_decodes("d", "e")
 
 

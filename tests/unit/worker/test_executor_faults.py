@@ -131,24 +131,6 @@ def test_a_load_may_be_planned_again(driven: Driven) -> None:
     assert driven.tokens() == continuation(PROMPT, 8)
 
 
-def test_requests_that_share_a_failed_page_fail_with_it(driven: Driven) -> None:
-    """Two requests stand on one loaded page (a bundle hit); neither may compute on top of it."""
-    host = driven.host_pool(4)
-    back_up(host, 0, PROMPT, 0)
-    host.pages[0, 1, 0] ^= 1
-    sibling = [*PROMPT[:4], 3, 3, 3]
-    driven.give(admit(PROMPT, [7, 2, 5, 6, 9], cached=4))
-    driven.give(admit(sibling, [7, 12, 13, 14], cached=4, request_id="q"))
-    driven.give(
-        batch(chunk(4, 10), chunk(4, 7, request_id="q"), loads=[load(PROMPT, [0], [0], [7])]),
-    )
-
-    driven.run()
-
-    assert sorted(driven.done()[0].failed) == ["q", "r"]
-    assert driven.items("r") == driven.items("q") == []
-
-
 def test_a_good_page_of_a_failed_load_is_lost_to_all(driven: Driven) -> None:
     """The scheduler undoes a failed load as a whole, so a request on its good pages fails with it, and so does one
     whose chunk comes in the next batch. A request on another load goes on.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.messages.base import pack_int32
 from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, PageLoad
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
 from tests.unit.worker.fake_model import continuation
+from tests.unit.worker.pools import neighbour_load
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 14, 15]
 
@@ -27,16 +27,7 @@ def other() -> Iterator[Driven]:
 
 def take_two_pages(*, incarnation: str = "inc-o") -> PageLoad:
     """The first two pages of the prompt, into pages 7 and 2."""
-    return PageLoad(
-        request_id="r",
-        attempt=1,
-        storage_id="",
-        host_pages=pack_int32([3, 1]),
-        device_pages=pack_int32([7, 2]),
-        identities=bytes(32),
-        neighbour_id="o",
-        neighbour_incarnation=incarnation,
-    )
+    return neighbour_load([3, 1], [7, 2], neighbour_id="o", neighbour_incarnation=incarnation)
 
 
 def attach(other: Driven) -> AttachNeighbour:

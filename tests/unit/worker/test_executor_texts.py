@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from msgspec import structs
 
 from shared.compact_messages import compact_admission
@@ -14,13 +11,6 @@ from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
 
 PROMPT = [*range(2, 26)]
 PAGES = [*range(8)]
-
-
-@pytest.fixture
-def driven() -> Iterator[Driven]:
-    made = Driven()
-    yield made
-    made.close()
 
 
 def referring(request_id: str = "r", *, attempt: int = 1, text: int = 5) -> AdmitRequest:

@@ -32,11 +32,11 @@ from tests.unit.worker.driven_executor import (
     preempt,
 )
 from tests.unit.worker.fake_model import GEOMETRY, POISON, FakeRunner
-from tests.unit.worker.restore.conftest import load_runner, restore_checkpoint
+from tests.unit.worker.importance.conftest import checkpoint_of, load_runner
 from tests.unit.worker.restore.hidden_pages import hidden_geometry
 from tests.unit.worker.restore.saved_hidden import Witness, assert_saved, hidden_lease
 
-__all__ = ["load_runner", "restore_checkpoint"]
+__all__ = ["checkpoint_of", "load_runner"]
 
 FAKE_HIDDEN = hidden_geometry(GEOMETRY, 1, 0, 0)
 """The fake model has no attention modules, so of it only KV can be saved: of all layers but the first."""
@@ -81,7 +81,7 @@ Serve = Callable[..., Served]
 
 
 @pytest.fixture
-def serve(load_runner: Callable[..., ModelRunner], restore_checkpoint: Callable[[str], Path]) -> Iterator[Serve]:
+def serve(load_runner: Callable[..., ModelRunner], checkpoint_of: Callable[[str], Path]) -> Iterator[Serve]:
     """Serve a family; its executor is closed at the end of the test."""
     made: list[Served] = []
 
@@ -89,20 +89,12 @@ def serve(load_runner: Callable[..., ModelRunner], restore_checkpoint: Callable[
         family: str = "llama_mha", form: tuple[int, int] = (1, 1), *, page_size: int = 16, **settings: object
     ) -> Served:
         runner = load_runner(family, page_size=page_size)
-        made.append(Served(runner, Vocabulary.from_directory(restore_checkpoint(family)), form, **settings))
+        made.append(Served(runner, Vocabulary.from_directory(checkpoint_of(family)), form, **settings))
         return made[-1]
 
     yield start
     for served in made:
         served.driven.close()
-
-
-@pytest.fixture
-def fake() -> Iterator[Driven]:
-    """An executor on the fake model."""
-    made = Driven()
-    yield made
-    made.close()
 
 
 def greedy(count: int) -> SamplingParams:
@@ -309,43 +301,43 @@ def test_a_failed_load_voids_what_its_step_has_taken(serve: Serve, monkeypatch: 
     assert made.saving.counts.failed_steps == 1
 
 
-def test_a_chunk_that_raises_takes_nothing_with_it(fake: Driven) -> None:
+def test_a_chunk_that_raises_takes_nothing_with_it(driven: Driven) -> None:
     """Whoever is computed alone in the repetition is saved; of the one at fault nothing is."""
-    fake.runner.is_poisonable = True
-    host = fake.host_pool(64, geometry=FAKE_HIDDEN)
+    driven.runner.is_poisonable = True
+    host = driven.host_pool(64, geometry=FAKE_HIDDEN)
     good, bad = [20 + number % 19 for number in range(70)], [POISON] * 70
     leases = [hidden_lease(tokens, range(16 * n, 16 * n + 16), 4, lease_id=n) for n, tokens in ((1, good), (2, bad))]
-    fake.give(
+    driven.give(
         admit(good, range(20), max_tokens=2, hidden_lease=leases[0]),
         admit(bad, range(20, 40), request_id="bad", max_tokens=2, hidden_lease=leases[1]),
         batch(chunk(0, 70), chunk(0, 70, request_id="bad")),
     )
-    fake.run()
-    fake.give(abort("bad"))
-    fake.run()
+    driven.run()
+    driven.give(abort("bad"))
+    driven.run()
 
-    saved = {each.lease_id: each for each in fake.hidden_saved()}
-    assert (len(fake.hidden_saved()), saved[1].chunks, saved[2].chunks) == (2, 1, 0)
-    assert_saved(host, saved[1], leases[0], range(16, 32), good, range(20), fake.runner)
+    saved = {each.lease_id: each for each in driven.hidden_saved()}
+    assert (len(driven.hidden_saved()), saved[1].chunks, saved[2].chunks) == (2, 1, 0)
+    assert_saved(host, saved[1], leases[0], range(16, 32), good, range(20), driven.runner)
 
 
-def test_a_pool_that_goes_ends_its_leases(fake: Driven) -> None:
+def test_a_pool_that_goes_ends_its_leases(driven: Driven) -> None:
     """They are answered with what was saved; a later lease of that storage saves nothing."""
-    host = fake.host_pool(32, geometry=FAKE_HIDDEN)
+    host = driven.host_pool(32, geometry=FAKE_HIDDEN)
     tokens = [20] * 70
     lease = hidden_lease(tokens, range(16), 4)
-    fake.give(admit(tokens, range(20), hidden_lease=lease), batch(chunk(0, 66)))
-    fake.run()
+    driven.give(admit(tokens, range(20), hidden_lease=lease), batch(chunk(0, 66)))
+    driven.run()
 
-    fake.give(DetachHostPool(storage_id="s"), batch(chunk(66, 70)))
+    driven.give(DetachHostPool(storage_id="s"), batch(chunk(66, 70)))
     late = hidden_lease(tokens, range(16), 4, lease_id=2)
-    fake.give(admit(tokens, range(20, 40), request_id="late", hidden_lease=late))
-    fake.run()
+    driven.give(admit(tokens, range(20, 40), request_id="late", hidden_lease=late))
+    driven.run()
 
-    first, second = fake.hidden_saved()
-    assert_saved(host, first, lease, range(16), tokens, range(20), fake.runner)
+    first, second = driven.hidden_saved()
+    assert_saved(host, first, lease, range(16), tokens, range(20), driven.runner)
     assert (first.chunks, second.lease_id, second.chunks) == (1, 2, 0)
-    assert len(fake.finished()) == 1
+    assert len(driven.finished()) == 1
 
 
 @pytest.mark.parametrize(
@@ -361,35 +353,35 @@ def test_a_pool_that_goes_ends_its_leases(fake: Driven) -> None:
     ],
 )
 def test_a_lease_that_cannot_be_kept_is_answered_at_once(
-    fake: Driven, geometry: KvGeometry, changes: dict[str, object]
+    driven: Driven, geometry: KvGeometry, changes: dict[str, object]
 ) -> None:
     """With no chunk; the request is served all the same."""
-    fake.host_pool(16, geometry=geometry)
+    driven.host_pool(16, geometry=geometry)
     tokens = [20] * 70
     given = {"lease_id": 1, "storage_id": "s", "depth": 0, "pages": pack_int32(range(16)), "parent": bytes(16)}
     lease = HiddenLease(**{**given, **changes})  # type: ignore[arg-type]
-    fake.give(admit(tokens, range(20), max_tokens=2, hidden_lease=lease), batch(chunk(0, 70)))
+    driven.give(admit(tokens, range(20), max_tokens=2, hidden_lease=lease), batch(chunk(0, 70)))
 
-    fake.run()
+    driven.run()
 
-    (saved,) = fake.hidden_saved()
+    (saved,) = driven.hidden_saved()
     assert (saved.lease_id, saved.chunks, saved.tokens) == (1, 0, b"")
-    assert len(fake.finished()) == 1
+    assert len(driven.finished()) == 1
 
 
-def test_an_admission_that_comes_to_naught_answers_its_lease(fake: Driven) -> None:
+def test_an_admission_that_comes_to_naught_answers_its_lease(driven: Driven) -> None:
     """Refused, or older than what runs."""
-    fake.host_pool(16, geometry=FAKE_HIDDEN)
+    driven.host_pool(16, geometry=FAKE_HIDDEN)
     leases = [hidden_lease([20] * 70, range(16), 4, lease_id=number) for number in (1, 2)]
-    fake.give(
+    driven.give(
         admit([20] * 70, range(3), request_id="refused", hidden_lease=leases[0]),
         admit([20] * 70, range(20), attempt=2),
         admit([20] * 70, range(20), attempt=1, hidden_lease=leases[1]),
     )
 
-    fake.run()
+    driven.run()
 
-    assert [(each.lease_id, each.chunks) for each in fake.hidden_saved()] == [(1, 0), (2, 0)]
+    assert [(each.lease_id, each.chunks) for each in driven.hidden_saved()] == [(1, 0), (2, 0)]
 
 
 def test_a_worker_that_stops_answers_its_leases() -> None:

@@ -40,14 +40,6 @@ def test_items_are_joined_from_the_position_asked_for(count: int, index: int, fi
     assert found.finish == ("stop" if finished and index < count else None)
 
 
-def test_an_unknown_request_is_none() -> None:
-    """The gateway then waits for the scheduler's word."""
-    retained = RetainedOutputs(4)
-    retained.add(item(0))
-
-    assert retained.find("other", 0, max_bytes=999) is None
-
-
 def test_an_end_without_tokens_is_found_after_the_last_one() -> None:
     """An aborted request says so in an item that brings no token."""
     retained = RetainedOutputs(4)
@@ -190,18 +182,6 @@ def test_only_the_last_finished_requests_are_kept() -> None:
     known = [name for name in ("running", "a", "b", "c") if retained.find(name, 0, max_bytes=999)]
 
     assert known == ["running", "b", "c"]
-
-
-def test_a_preempted_request_is_still_known() -> None:
-    """What its gateway missed can be asked for."""
-    retained = RetainedOutputs(2)
-    retained.add(item(0))
-    retained.retire("r")
-
-    found = retained.find("r", 0, max_bytes=999)
-
-    assert found is not None
-    assert found.tokens == (100,)
 
 
 def test_a_long_answer_is_cut_between_tokens() -> None:

@@ -18,24 +18,24 @@ from shared.messages.requests import SamplingParams
 from shared.messages.worker_plans import RestoreChunk
 from tests.engine_driver import random_prompt
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
-from tests.unit.worker.restore.conftest import load_runner, restore_checkpoint
+from tests.unit.worker.importance.conftest import checkpoint_of, load_runner
 from tests.unit.worker.restore.hidden_pages import hidden_geometry
 from tests.unit.worker.restore.saved import kv_of
 from tests.unit.worker.restore.saved_hidden import Witness, assert_saved, hidden_lease, identities_of
 
-__all__ = ["load_runner", "restore_checkpoint"]
+__all__ = ["checkpoint_of", "load_runner"]
 
 GREEDY = SamplingParams(max_tokens=45, min_tokens=45, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture
-def drive(load_runner: Callable[..., ModelRunner], restore_checkpoint: Callable[[str], Path]) -> Iterator[object]:
+def drive(load_runner: Callable[..., ModelRunner], checkpoint_of: Callable[[str], Path]) -> Iterator[object]:
     """An executor on a family, closed at the end of the test."""
     made: list[Driven] = []
 
     def start(family: str, page_size: int) -> Driven:
         runner = load_runner(family, page_size=page_size)
-        words = Vocabulary.from_directory(restore_checkpoint(family))
+        words = Vocabulary.from_directory(checkpoint_of(family))
         made.append(Driven(runner, words, projection=KvProjection(runner)))
         return made[-1]
 

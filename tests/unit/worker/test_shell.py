@@ -19,6 +19,7 @@ from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.host_stores import HostStores
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
+from services.worker.streams import wait_for_streams
 from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import Input, decode, decode_input, encode
@@ -60,7 +61,7 @@ class Cell:
         self.disk_reads: DiskReads | None = None
         self.stores: HostStores | None = None
         self.life = Lifecycle()
-        self.drain_timeout_ms = 0  # Nobody here would let it go.
+        self.drain_timeout_ms = 0
         self.heard: list[TokenBatch] = []
         self.run: asyncio.Task[None]
         self._number = 0
@@ -125,8 +126,8 @@ class Cell:
 
 
 @asynccontextmanager
-async def draining_cell(drain_timeout_ms: int = 60_000) -> AsyncIterator[Cell]:
-    """A worker that drains when it is told to stop."""
+async def cell(drain_timeout_ms: int = 0) -> AsyncIterator[Cell]:
+    """A worker that drains for so long when it is told to stop: nobody here would let it go."""
     made = Cell()
     made.drain_timeout_ms = drain_timeout_ms
     await made.start()
@@ -135,24 +136,6 @@ async def draining_cell(drain_timeout_ms: int = 60_000) -> AsyncIterator[Cell]:
     finally:
         made.life.hurrying.set()
         await made.stop()
-
-
-@asynccontextmanager
-async def cell() -> AsyncIterator[Cell]:
-    made = Cell()
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.stop()
-
-
-async def test_a_worker_says_what_restoring_costs_here() -> None:
-    """Costs that its profile gave travel with its join."""
-    async with cell() as made:
-        joined = await made.event(WorkerJoined)
-
-    assert joined.restoration == COSTS
 
 
 async def test_a_worker_that_stores_pages_answers_storages() -> None:
@@ -216,6 +199,7 @@ async def test_a_worker_joins_serves_and_leaves() -> None:
     assert kinds == [WorkerJoined, BatchDone, RequestFinished, WorkerLeft]
     assert isinstance(joined, WorkerJoined)
     assert (joined.model, joined.pool.pages, joined.max_context) == ("fingerprint", 64, 256)
+    assert joined.restoration == COSTS
     assert unpack_int32(finished.output) == heard == continuation(PROMPT, 8)
     assert outputs.item is not None
     assert list(outputs.item.tokens) == continuation(PROMPT, 8)[3:]
@@ -226,7 +210,7 @@ async def test_a_worker_joins_serves_and_leaves() -> None:
 
 async def test_a_worker_that_is_told_to_stop_works_on_until_it_is_let_go() -> None:
     """It finishes what it runs, takes orders, and says its last word when nothing is left for it to do."""
-    async with draining_cell() as made:
+    async with cell(60_000) as made:
         await made.give(admit(PROMPT, range(3)), batch(chunk(0, 10)))
         await made.event(LeaseRequested)
         said = await made.told_to_stop()
@@ -251,7 +235,7 @@ async def test_a_worker_that_is_told_to_stop_works_on_until_it_is_let_go() -> No
 
 async def test_a_second_signal_ends_the_drain() -> None:
     """Who sends it does not want to wait; what ran is left to others."""
-    async with draining_cell() as made:
+    async with cell(60_000) as made:
         await made.give(admit(PROMPT, range(3)), batch(chunk(0, 10)))
         await made.event(LeaseRequested)
         await made.told_to_stop()
@@ -263,26 +247,11 @@ async def test_a_second_signal_ends_the_drain() -> None:
 
 async def test_a_worker_whose_scheduler_is_away_leaves_after_its_grace() -> None:
     """Nobody answers, and it does not wait for longer than it was given."""
-    async with draining_cell(drain_timeout_ms=1) as made:
+    async with cell(drain_timeout_ms=1) as made:
         await made.told_to_stop()
 
         await asyncio.wait_for(made.run, 20)
     assert [type(event) for event in made.events()] == [WorkerJoined, WorkerDraining, WorkerLeft]
-
-
-async def test_a_device_that_breaks_while_the_worker_drains_ends_it() -> None:
-    """The error reaches the process as it does at any other time."""
-    async with draining_cell() as made:
-        await made.told_to_stop()
-        made.runner.is_broken = True
-        await made.give(
-            admit(PROMPT, range(5)), admit(PROMPT, range(5, 10), request_id="q"),
-            batch(chunk(0, 10), chunk(0, 10, request_id="q")),
-        )  # fmt: skip
-
-        with pytest.raises(InternalError, match="every request"):
-            await asyncio.wait_for(made.run, 20)
-    assert isinstance(made.events()[-1], WorkerLeft)
 
 
 async def test_decoding_goes_on_without_a_broker() -> None:
@@ -318,9 +287,12 @@ async def test_a_dismissed_worker_refuses_to_go_on() -> None:
     assert [type(event) for event in made.events()] == [WorkerJoined]
 
 
-async def test_a_broken_device_ends_the_worker_and_says_so() -> None:
+@pytest.mark.parametrize("is_draining", [False, True])
+async def test_a_broken_device_ends_the_worker_and_says_so(*, is_draining: bool) -> None:
     """The error reaches the process, and the cell need not wait for heartbeats to stop."""
-    async with cell() as made:
+    async with cell(60_000) as made:
+        if is_draining:
+            await made.told_to_stop()
         made.runner.is_broken = True
         await made.give(
             admit(PROMPT, range(5)), admit(PROMPT, range(5, 10), request_id="q"),
@@ -353,11 +325,13 @@ async def test_an_incarnation_that_the_cell_gave_up_ends() -> None:
 
 async def test_a_worker_waits_for_the_streams() -> None:
     """It may be started before the scheduler has made them."""
-    made = Cell()
-    starting = asyncio.create_task(made.start())
-    await asyncio.sleep(0)
+    broker = MemoryBroker()
+    waiting = asyncio.create_task(wait_for_streams(broker.connect("worker"), Lifecycle()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    waited = not waiting.done()
 
-    await asyncio.wait_for(starting, 20)
-    await made.stop()
+    await broker.connect("scheduler").ensure_streams(StreamLimits())
 
-    assert [type(event) for event in made.events()] == [WorkerJoined, WorkerLeft]
+    assert await asyncio.wait_for(waiting, 20)
+    assert waited

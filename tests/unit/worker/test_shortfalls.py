@@ -12,27 +12,21 @@ from services.worker.proving.table import ProofTable
 from services.worker.shortfalls import profile_fault, shortfalls
 from services.worker.step_rows import StepRows
 from shared import library_versions
-from shared.memory import HostPoolView
 from shared.messages.status import Degradation
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX
+from tests.unit.worker.pools import GEOMETRY, host_pool
 
 
 def test_a_pool_that_is_not_there_is_told_until_it_goes() -> None:
     """Its storage died before this worker mapped it; what takes its place is mapped, and nothing is lacking."""
     pools = HostPools(GEOMETRY)
-    gone = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
-    gone.unlink()
-    gone.close()
+    with host_pool(4) as gone:
+        pass
     pools.attach("s", gone.handle)
     found = list(shortfalls("worker-0", pools, "", {}, StepRows(), ProofTable()))
-    there = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
-    try:
+    with host_pool(4) as there:
         pools.attach("s", there.handle)
         later = list(shortfalls("worker-0", pools, "", {}, StepRows(), ProofTable()))
-    finally:
         pools.close()
-        there.unlink()
-        there.close()
 
     assert [(each.component, each.what, each.setting) for each in found] == [
         ("worker-0", "host pool", "--host-kv-bytes")

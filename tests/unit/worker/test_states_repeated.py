@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from services.worker.detokenizer import Vocabulary
-from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.states.step import StateStep
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.requests import SamplingParams
@@ -21,6 +20,7 @@ from tests.state_checkpoints import make_state_checkpoint
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk, preempt
 from tests.unit.worker.fake_model import SHM_PREFIX
 from tests.unit.worker.pools import identity_of
+from tests.unit.worker.runners import runners_of
 
 PAGE_SIZE = 8
 ANSWER = 20
@@ -38,19 +38,11 @@ def truth(checkpoint: Path) -> Reference:
 
 @pytest.fixture
 def made(checkpoint: Path) -> Iterator[Driven]:
-    runner = ModelRunner.load(
-        checkpoint,
-        dtype="float32",
-        device="cpu",
-        page_size=PAGE_SIZE,
-        device_kv_bytes=None,
-        pages=128,
-        threads=1,
-        shm_prefix=SHM_PREFIX,
-    )
-    driven = Driven(runner, Vocabulary.from_directory(checkpoint), submit=None)
-    yield driven
-    driven.close()
+    with runners_of(lambda _: checkpoint, SHM_PREFIX) as load:
+        runner = load("", page_size=PAGE_SIZE, dtype="float32")
+        driven = Driven(runner, Vocabulary.from_directory(checkpoint), submit=None)
+        yield driven
+        driven.close()
 
 
 @pytest.fixture

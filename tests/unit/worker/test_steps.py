@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-from services.worker.steps import Work, chunks, decodes, pages_of, split_lost
+from services.worker.steps import Work, chunks, pages_of, split_lost
 from shared.messages.base import pack_int32
-from shared.messages.worker_plans import PageLoad, PrefillChunk
+from shared.messages.worker_plans import PageLoad
+from tests.unit.worker.driven_executor import chunk
 from tests.unit.worker.made_requests import decoding, make_request
-
-
-def chunk(start: int, end: int, *, request_id: str = "r", attempt: int = 1) -> PrefillChunk:
-    return PrefillChunk(request_id=request_id, attempt=attempt, start=start, end=end)
-
-
-def test_a_decoding_request_gives_the_row_of_its_last_token() -> None:
-    """The token that was sampled last is the next to be computed."""
-    request = decoding(tokens=10)
-    request.tokens.append(77)
-    request.computed = 10
-
-    (work,) = decodes([request])
-
-    assert (work.start, work.end, work.samples, work.is_chunk) == (10, 11, True, False)
-
-
-def test_a_request_without_room_sits_the_step_out() -> None:
-    """Its pages are full; it goes on when more come."""
-    request = decoding(tokens=16)
-    request.tokens.append(77)
-    request.computed = 16
-
-    assert decodes([request]) == []
-
-
-def test_waiting_requests_are_not_decoded() -> None:
-    """Only the chunks of a batch compute a prompt."""
-    assert decodes([make_request()]) == []
 
 
 def test_the_chunk_that_ends_the_tokens_samples() -> None:

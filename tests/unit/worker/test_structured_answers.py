@@ -112,10 +112,3 @@ def test_a_grammar_is_where_its_tokens_are() -> None:
 
                 assert resumed.compute_bitmask() == followed.compute_bitmask()
             followed.consume_token(token)
-
-
-def test_an_answer_repeats() -> None:
-    """The same schema, model and seed give the same tokens."""
-    schema = SchemaDraw(7).schema()
-
-    assert answer(schema, 7) == answer(schema, 7)

@@ -63,17 +63,6 @@ async def test_each_gateway_gets_its_own_messages_in_order() -> None:
     assert len(gateways[0].batches[0].items) == 2
 
 
-async def test_a_message_leaves_as_soon_as_it_is_put() -> None:
-    """No task has to be woken for it."""
-    bus, sender, _, _ = await set_up()
-    heard: list[Delivery] = []
-    await bus.hear(subjects.tokens("g0"), heard.append)
-
-    sender.put("g0", batch(1, item(0)))
-
-    assert [decode(each.data, TokenBatch).step for each in heard] == [1]
-
-
 async def test_no_message_overtakes_one_that_waits() -> None:
     """Whatever the connection has no room for is sent before what is put later, when there is room again."""
     bus, sender, gateways, _ = await set_up()

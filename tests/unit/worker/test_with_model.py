@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.worker.detokenizer import Vocabulary
-from services.worker.engine.model_runner import ModelRunner
 from shared.ids import chain_page, chain_root, namespace_digest
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.requests import SamplingParams
@@ -20,6 +19,7 @@ from shared.messages.worker_plans import PageLoad
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
 from tests.unit.worker.fake_model import SHM_PREFIX
+from tests.unit.worker.runners import runners_of
 
 PAGE_SIZE = 8
 ANSWER = 24
@@ -38,19 +38,11 @@ def reference(checkpoint: Path) -> torch.nn.Module:
 
 @pytest.fixture
 def made(checkpoint: Path) -> Iterator[Driven]:
-    runner = ModelRunner.load(
-        checkpoint,
-        dtype="float32",
-        device="cpu",
-        page_size=PAGE_SIZE,
-        device_kv_bytes=None,
-        pages=128,
-        threads=1,
-        shm_prefix=SHM_PREFIX,
-    )
-    driven = Driven(runner, Vocabulary.from_directory(checkpoint), submit=None)
-    yield driven
-    driven.close()
+    with runners_of(lambda _: checkpoint, SHM_PREFIX) as load:
+        runner = load("", page_size=PAGE_SIZE, dtype="float32")
+        driven = Driven(runner, Vocabulary.from_directory(checkpoint), submit=None)
+        yield driven
+        driven.close()
 
 
 def greedy(reference: Any, prompt: list[int], count: int = ANSWER) -> list[int]:

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.planner.spans import all_layers, layer_mask, lowest, ranges
+from bench.planner.spans import layer_mask, lowest, ranges
 
 
 @given(st.integers(0, 2**80 - 1))
@@ -29,8 +29,3 @@ def test_the_lowest_layers_are_a_part_below_the_rest(layers: int, count: int) ->
     assert found & ~layers == 0
     assert found.bit_count() == min(count, layers.bit_count())
     assert found.bit_length() <= ((layers & ~found) & -(layers & ~found)).bit_length() or layers == found
-
-
-def test_all_layers_are_a_range() -> None:
-    """From the first to the last."""
-    assert all_layers(5) == layer_mask(0, 5) == 0b11111

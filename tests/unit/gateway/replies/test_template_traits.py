@@ -13,7 +13,6 @@ from services.gateway.replies.choosing import ReplyFormats, choose_formats
 from services.gateway.replies.template_traits import TemplateTraits
 from services.gateway.tokenizer import Tokenizer
 from tests.unit.gateway.replies import families
-from tests.unit.gateway.running_gateway import tokenizer as bundled
 
 
 @pytest.fixture
@@ -55,13 +54,6 @@ def test_the_template_shows_its_formats_and_traits(
     assert (found.tools.name if found.tools is not None else None) == tools
     assert (found.reasoning.opener if found.reasoning is not None else None) == opener
     assert found.traits == traits
-
-
-def test_null_content_is_given_where_a_template_tells_calls_by_it(tokenizer_of: Any) -> None:
-    """And is empty text for every other."""
-    assert choose_formats(tokenizer_of(families.DEEPSEEK)).traits.needs_null_content
-    assert not choose_formats(tokenizer_of(families.QWEN3)).traits.needs_null_content
-    assert not choose_formats(bundled()).traits.needs_null_content
 
 
 def test_flags_choose_formats_that_a_template_does_not_show(tokenizer_of: Any) -> None:

@@ -191,9 +191,7 @@ PARSERS = ["hermes", "qwen3_coder", "llama3_json", "mistral", "json"]
 SPOKEN = st.lists(st.sampled_from(SYNTAX), max_size=14)
 
 
-@given(
-    name=st.sampled_from(["hermes", "qwen3_coder", "llama3_json", "mistral", "json"]), pieces=SPOKEN, places=st.data()
-)
+@given(name=st.sampled_from(PARSERS), pieces=SPOKEN, places=st.data())
 @example(name="json", pieces=["{", "}", LOOK], places=None)
 def test_any_text_reads_the_same_however_it_is_cut(name: str, pieces: list[str], places: st.DataObject | None) -> None:
     """And without calls it is all there."""

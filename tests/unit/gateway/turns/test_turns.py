@@ -53,6 +53,22 @@ def assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
+def spelt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of single letters, which the tokenizer would not give back."""
+    return [token for letter in text for token in tokenizer.encode_rendered(letter)]
+
+
+def goes_on(turns: Turns, tokenizer: Tokenizer, text: str, **more: str) -> Prompt:
+    """The prompt of a client who asked who, keeps this text as the answer, and asks on."""
+    return Prompt(turns, tokenizer, [user("who?"), assistant(text), user("and then?")], **more)
+
+
+def is_kept(following: Prompt, first: Prompt, said: list[int]) -> bool:
+    """Whether a prompt goes on from the one before it, and from all ids that were said."""
+    expected = first.tokens + said
+    return following.fates == (Fate.KEPT,) and following.tokens[: len(expected)] == expected
+
+
 @pytest.mark.parametrize("template", [CHATML, CHATML_THINKS, INST, PLAIN], ids=["chatml", "thinks", "inst", "plain"])
 @pytest.mark.parametrize("plain_content", [False, True], ids=["tokens", "text"])
 def test_every_prompt_goes_on_from_the_last_prompt_and_its_answer(
@@ -100,11 +116,10 @@ def test_trimmed_answer_keeps_all_but_its_last_word(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, HEADERS)
     turns = fresh(tokenizer)
     first = Prompt(turns, tokenizer, [user("who?")])
-    said = [token for letter in "the keeper of the light " for token in tokenizer.encode_rendered(letter)]
+    said = spelt(tokenizer, "the keeper of the light ")
     first.answer(said)
 
-    text = tokenizer.decode(said)
-    following = Prompt(turns, tokenizer, [user("who?"), assistant(text), user("and then?")])
+    following = goes_on(turns, tokenizer, tokenizer.decode(said))
 
     assert following.fates == (Fate.CUT,)
     kept = said[: len("the keeper of the")]
@@ -117,10 +132,10 @@ def test_answer_cut_by_its_client_is_kept_as_far_as_it_goes(tmp_path: Path) -> N
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = fresh(tokenizer)
     first = Prompt(turns, tokenizer, [user("who?")])
-    said = [token for letter in "it is crimson and then" for token in tokenizer.encode_rendered(letter)]
+    said = spelt(tokenizer, "it is crimson and then")
     first.answer(said)
 
-    following = Prompt(turns, tokenizer, [user("who?"), assistant("it is crims"), user("and then?")])
+    following = goes_on(turns, tokenizer, "it is crims")
 
     assert following.fates == (Fate.CUT,)
     kept = said[: len("it is")]
@@ -144,7 +159,7 @@ def test_lost_ids_are_counted_with_their_reason(tmp_path: Path, content: str, fa
     if fate is not Fate.UNKNOWN:
         first.answer(tokenizer.encode_rendered(content))
 
-    following = Prompt(turns, tokenizer, [user("who?"), assistant(content), user("and then?")])
+    following = goes_on(turns, tokenizer, content)
 
     assert following.fates == (fate,)
     assert following.tokens == tokenizer.encode_rendered(following.text)
@@ -156,7 +171,7 @@ def test_edited_answer_is_changed_and_one_behind_an_edit_has_moved(tmp_path: Pat
     turns = fresh(tokenizer)
     Prompt(turns, tokenizer, [user("who?")]).answer(tokenizer.encode_rendered("the keeper"))
 
-    edited = Prompt(turns, tokenizer, [user("who?"), assistant("a crane"), user("and then?")])
+    edited = goes_on(turns, tokenizer, "a crane")
     moved = Prompt(turns, tokenizer, [user("what?"), assistant("the keeper"), user("and then?")])
 
     assert edited.fates == (Fate.CHANGED,)
@@ -167,12 +182,11 @@ def test_namespaces_never_meet(tmp_path: Path) -> None:
     """The same words, said to another tenant, are tokenised anew."""
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = fresh(tokenizer)
-    said = [token for letter in "the keeper" for token in tokenizer.encode_rendered(letter)]
-    messages = [user("who?"), assistant("the keeper"), user("and then?")]
-    Prompt(turns, tokenizer, messages[:1]).answer(said)
+    said = spelt(tokenizer, "the keeper")
+    Prompt(turns, tokenizer, [user("who?")]).answer(said)
 
-    own = Prompt(turns, tokenizer, messages)
-    other = Prompt(turns, tokenizer, messages, namespace="f" * 32)
+    own = goes_on(turns, tokenizer, "the keeper")
+    other = goes_on(turns, tokenizer, "the keeper", namespace="f" * 32)
 
     assert own.fates == (Fate.KEPT,)
     assert other.fates == (Fate.UNKNOWN,)
@@ -184,17 +198,11 @@ def test_the_choice_that_the_client_goes_on_with_is_kept(tmp_path: Path) -> None
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = fresh(tokenizer)
     first = Prompt(turns, tokenizer, [user("who?")])
-    answers = [
-        [token for letter in text for token in tokenizer.encode_rendered(letter)]
-        for text in ("the", "the keeper", "a crane")
-    ]
+    answers = [spelt(tokenizer, text) for text in ("the", "the keeper", "a crane")]
     first.answer(*answers)
 
     for answer in answers:
-        text = tokenizer.decode(answer)
-        following = Prompt(turns, tokenizer, [user("who?"), assistant(text), user("and then?")])
-        assert following.fates == (Fate.KEPT,)
-        assert following.tokens[: len(first.tokens) + len(answer)] == first.tokens + answer
+        assert is_kept(goes_on(turns, tokenizer, tokenizer.decode(answer)), first, answer)
 
 
 def test_broken_characters_stay_as_they_were_said(tmp_path: Path) -> None:
@@ -208,11 +216,9 @@ def test_broken_characters_stay_as_they_were_said(tmp_path: Path) -> None:
     first.answer(answer)
 
     text = tokenizer.decode(answer)
-    following = Prompt(turns, tokenizer, [user("who?"), assistant(text), user("and then?")])
 
     assert "\ufffd" in text
-    assert following.fates == (Fate.KEPT,)
-    assert following.tokens[: len(first.tokens) + len(answer)] == first.tokens + answer
+    assert is_kept(goes_on(turns, tokenizer, text), first, answer)
 
 
 def test_special_token_in_an_answers_text_is_what_the_model_said(tmp_path: Path) -> None:
@@ -220,13 +226,10 @@ def test_special_token_in_an_answers_text_is_what_the_model_said(tmp_path: Path)
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = fresh(tokenizer)
     first = Prompt(turns, tokenizer, [user("who?")])
-    answer = [token for letter in "<|im_end|> no" for token in tokenizer.encode_rendered(letter)]
+    answer = spelt(tokenizer, "<|im_end|> no")
     first.answer(answer)
 
-    following = Prompt(turns, tokenizer, [user("who?"), assistant(tokenizer.decode(answer)), user("and then?")])
-
-    assert following.fates == (Fate.KEPT,)
-    assert following.tokens[: len(first.tokens) + len(answer)] == first.tokens + answer
+    assert is_kept(goes_on(turns, tokenizer, tokenizer.decode(answer)), first, answer)
 
 
 @pytest.mark.parametrize("case", ["write", "lossy", "room"])
@@ -235,7 +238,7 @@ def test_what_is_not_to_be_kept_is_not_remembered(tmp_path: Path, case: str) -> 
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = Turns(tokenizer, AnswerMemory(1 if case == "room" else MEMORY_BYTES), None)
     prompt = Prompt(turns, tokenizer, [user("who?")])
-    choice = choice_of(prompt.tokens, [tokenizer.encode_rendered(letter)[0] for letter in "keeper"])
+    choice = choice_of(prompt.tokens, spelt(tokenizer, "keeper"))
     if case == "write":
         choice.request = msgspec.structs.replace(choice.request, cache=CacheHints(write=False))
     if case == "lossy":
@@ -243,7 +246,7 @@ def test_what_is_not_to_be_kept_is_not_remembered(tmp_path: Path, case: str) -> 
 
     turns.ended(prompt.turn, Generation([choice]))
 
-    following = Prompt(turns, tokenizer, [user("who?"), assistant("keeper"), user("and then?")])
+    following = goes_on(turns, tokenizer, "keeper")
     assert following.fates == (Fate.UNKNOWN,)
     assert following.tokens == tokenizer.encode_rendered(following.text)
 
@@ -252,7 +255,7 @@ def test_too_many_ids_for_the_context_are_the_tokenizers_own(tmp_path: Path) -> 
     """A conversation that fits is not refused for the way in which its answers were said."""
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = fresh(tokenizer)
-    Prompt(turns, tokenizer, [user("who?")]).answer([tokenizer.encode_rendered(letter)[0] for letter in "the keeper"])
+    Prompt(turns, tokenizer, [user("who?")]).answer(spelt(tokenizer, "the keeper"))
     messages = [user("who?"), assistant("the keeper"), user("and then?")]
     usual = tokenizer.encode_chat(messages)
     opened = turns.open(tokenizer.render(messages), tokenizer.shape({}), NAMESPACE, 1)
@@ -267,16 +270,13 @@ async def test_a_long_answer_is_known_a_moment_later(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns = fresh(tokenizer)
     first = Prompt(turns, tokenizer, [user("who?")])
-    said = [tokenizer.encode_rendered(letter)[0] for letter in "keeper " * (SHORT_TOKENS // 7 + 1)]
+    said = spelt(tokenizer, "keeper " * (SHORT_TOKENS // 7 + 1))
     first.answer(said)
     running = asyncio.create_task(turns.run())
     await turns.drain(60)
     running.cancel()
 
-    following = Prompt(turns, tokenizer, [user("who?"), assistant(tokenizer.decode(said)), user("and then?")])
-
-    assert following.fates == (Fate.KEPT,)
-    assert following.tokens[: len(first.tokens) + len(said)] == first.tokens + said
+    assert is_kept(goes_on(turns, tokenizer, tokenizer.decode(said)), first, said)
 
 
 def test_many_who_ask_the_same_each_go_on_from_their_own(tmp_path: Path) -> None:
@@ -284,14 +284,12 @@ def test_many_who_ask_the_same_each_go_on_from_their_own(tmp_path: Path) -> None
     tokenizer = make_tokenizer(tmp_path, CHATML)
     turns, rng = fresh(tokenizer), random.Random(3)
     first = Prompt(turns, tokenizer, [user("who?")])
-    answers = [[tokenizer.encode_rendered(letter)[0] for letter in f"the keeper {number}"] for number in range(60)]
+    answers = [spelt(tokenizer, f"the keeper {number}") for number in range(60)]
     first.answer(*answers)
     first.answer(tokenizer.encode_rendered("the keeper 7"))
 
     for answer in [*rng.sample(answers, 20), answers[7]]:
-        following = Prompt(turns, tokenizer, [user("who?"), assistant(tokenizer.decode(answer)), user("and then?")])
-        assert following.fates == (Fate.KEPT,)
-        assert following.tokens[: len(first.tokens) + len(answer)] == first.tokens + answer
+        assert is_kept(goes_on(turns, tokenizer, tokenizer.decode(answer)), first, answer)
 
 
 @pytest.mark.parametrize(("answer", "stored"), [("the keeper", 0), ("\n the keeper", 1)], ids=["usual", "joins"])

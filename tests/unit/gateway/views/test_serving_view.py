@@ -9,6 +9,7 @@ from shared.messages.pools import HIDDEN
 from shared.messages.status import CellStatus, PoolStatus, StorageBudget, WorkerStatus
 from shared.messages.worker_events import DeviceFacts
 from tests.unit.gateway.running_gateway import running_gateway, says
+from tests.unit.gateway.scripted_cell import cell_status
 from tests.waiting import until
 
 MIB = 2**20
@@ -21,8 +22,7 @@ def pool(owner: str, tier: str, pages: int) -> PoolStatus:
 def status(**changes: object) -> CellStatus:
     """A cell with a GPU, pages of 1 MiB for 16 tokens, and a storage with everything below."""
     fields: dict[str, object] = {
-        "scheduler_id": "s", "epoch": 1, "seq": 1, "model": "m", "page_size": 16, "queued": 0, "running": 0,
-        "max_queued": 1, "max_context": 160, "dtype": "bfloat16", "page_bytes": MIB,
+        "max_context": 160, "dtype": "bfloat16", "page_bytes": MIB,
         "workers": (
             WorkerStatus(
                 worker_id="w", incarnation="i", running=0, waiting=0, device=DeviceFacts(kind="cuda", name="H", ranks=2)
@@ -31,7 +31,7 @@ def status(**changes: object) -> CellStatus:
         "pools": (pool("w", "device", 10), pool("s", "host", 20), pool("s", HIDDEN, 5)),
         "budgets": (StorageBudget(storage_id="s", host=20 * MIB, disk=100 * MIB, has_remote=True),),
     }  # fmt: skip
-    return CellStatus(**(fields | changes))  # type: ignore[arg-type]
+    return cell_status(**(fields | changes))
 
 
 def test_devices_pools_and_context_are_told() -> None:

@@ -1,16 +1,13 @@
 """Cells to test decisions on."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_match import match_prefix
-from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig
 from shared.messages.worker_events import RestorationCosts
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, Order, SetHeat
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.restoring_cells import restoring_cell
 from tests.unit.scheduler.core.saving_hidden import saving_cell
 
@@ -69,27 +66,3 @@ def make_restoring_cell(make_cell: MakeCell) -> MakeCell:
 def make_saving_cell(make_cell: MakeCell) -> MakeCell:
     """Build a cell that saves hidden states."""
     return lambda **settings: saving_cell(make_cell, **settings)
-
-
-@pytest.fixture
-def orders() -> FindOrders:
-    """Orders of one kind among outputs."""
-
-    def find(outputs: Iterable[object], kind: type[Order] | tuple[type[Order], ...]) -> list[Order]:
-        found = [getattr(output, "order", getattr(output, "word", None)) for output in outputs]
-        return [order for order in found if isinstance(order, kind)]
-
-    return find
-
-
-@pytest.fixture
-def set_heat() -> SetHeat:
-    """Say how often and how lately the prefix of these tokens was used, whatever really happened."""
-
-    def put(cell: CellModel, tokens: Sequence[int], frequency: int, clock: int) -> None:
-        path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
-        assert path, "nothing is known of these tokens"
-        for node, _ in path:
-            assert cell.state.hotness.put(node.digest, frequency, clock, 1)
-
-    return put

@@ -1,12 +1,11 @@
 """What tests of fetches share: prompts of whole chunks, and chunks that are on a disk already."""
 
-from services.scheduler.core.cache.prefix_match import match_prefix
 from shared.chunks import chunk_pages, chunk_tokens
 from shared.ids import chain_root
-from shared.messages.base import pack_int32
 from shared.messages.storage_events import ChunksListed
 from tests.stateful.cell_model import CellModel, namespace
 from tests.stateful.model_pages import Page
+from tests.unit.scheduler.core.cell_fixtures import path_of
 
 PAGE = 32
 CHUNK = chunk_tokens(PAGE)
@@ -58,12 +57,11 @@ def _were_computed(cell: CellModel, chunks: dict[bytes, list[Page]]) -> None:
         cell.ever_computed.update(page.identity() for page in pages)
 
 
-def host_tokens(cell: CellModel, tokens: list[int]) -> int:
-    """Leading tokens of a prompt that have a copy in the host pool."""
-    path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
+def host_tokens(cell: CellModel, tokens: list[int], storage_id: str = "storage") -> int:
+    """Leading tokens of a prompt that a storage has in host memory."""
     held = 0
-    for node, pages in path:
-        if "storage" not in node.host:
+    for node, pages in path_of(cell, tokens):
+        if storage_id not in node.host:
             break
         held += pages * PAGE
     return held

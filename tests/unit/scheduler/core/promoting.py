@@ -3,18 +3,15 @@
 from services.scheduler.core.cache.prefix_tree import Node
 from shared.messages.worker_plans import PromotePages
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import SetHeat
+from tests.unit.scheduler.core.cell_fixtures import orders_of, set_heat, worker_goes_on
 
 HOT = list(range(40))
 SMALL = [99] * 4
 
 
-def filled(
-    cell: CellModel, set_heat: SetHeat, *, hot: tuple[int, int] = (9, 200), cold: tuple[int, int] = (2, 100)
-) -> CellModel:
+def filled(cell: CellModel, *, hot: tuple[int, int] = (9, 200), cold: tuple[int, int] = (2, 100)) -> CellModel:
     for prompt in (HOT, *([number] * 40 for number in (101, 102, 103))):
-        cell.submit(prompt, max_tokens=1)
-        cell.drain()
+        cell.serve(prompt, max_tokens=1)
     for number in (101, 102, 103):
         set_heat(cell, [number] * 40, *cold)
     set_heat(cell, HOT, *hot)
@@ -35,16 +32,12 @@ def prefill(cell: CellModel, prompt: list[int] = SMALL) -> None:
         for storage in cell.storages.values():
             storage.step()
             cell.deliver(storage)
-        worker = cell.workers["worker-0"]
-        worker.step()
-        while cell.deliver(worker):
-            pass
+        worker_goes_on(cell)
 
 
 def promotions(cell: CellModel) -> list[PromotePages]:
     """Every promotion ordered so far."""
-    plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [order for order in plans if isinstance(order, PromotePages)]
+    return orders_of(cell, PromotePages)
 
 
 def on_device(cell: CellModel) -> list[int]:

@@ -30,18 +30,10 @@ def put_in_parts(cell: CellModel, tokens: list[int]) -> list[bytes]:
     return names
 
 
-def admissions(cell: CellModel) -> list[AdmitRequest]:
-    """Every AdmitRequest so far."""
-    assert all(isinstance(order, AdmitRequest) for order in cell.admitted)
-    return cell.admitted
-
-
 def answered(cell: CellModel, tokens: list[int], **options: Any) -> AdmitRequest:
     """A request is answered; returns how it was admitted last."""
-    name = cell.submit(tokens, **options)
-    cell.drain()
-    cell.check_answers()
-    return [order for order in admissions(cell) if order.request_id == name][-1]
+    name = cell.serve(tokens, **options)
+    return [order for order in cell.admitted if order.request_id == name][-1]
 
 
 def storage_of(cell: CellModel) -> Storage:

@@ -12,7 +12,7 @@ from shared.messages.worker_plans import RestoreChunk, RunBatch
 from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_hidden import COSTS
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of
 from tests.unit.scheduler.core.fetching import PAGE, chunks_of
 
 SLOW_DISK = structs.replace(COSTS, token_us=0.001, hidden_us=0.0001)
@@ -73,25 +73,17 @@ def bring_at_once(cell: CellModel, chunks: int) -> None:
     cell.deliver(cell.storages["storage"])
 
 
-def worker_goes_on(cell: CellModel, name: str = "worker-0") -> None:
-    """A worker executes what it was sent, and is heard."""
-    worker = cell.workers[name]
-    worker.step()
-    while cell.deliver(worker):
-        pass
-
-
 def restores(cell: CellModel) -> list[RestoreChunk]:
     """Every RestoreChunk that was ordered, in order."""
-    found: list[RestoreChunk] = []
-    for outputs in cell.outputs:
-        for output in outputs:
-            order = getattr(output, "order", None)
-            found += order.restores if isinstance(order, RunBatch) else ()
-    assert all(isinstance(order, RestoreChunk) for order in found)
-    return found
+    return [restore for order in orders_of(cell, RunBatch) for restore in order.restores]
 
 
 def hidden_pool(cell: CellModel) -> PagePool:
     """The core's pool of hidden pages."""
     return present(cell.state.storages["storage"].hidden.pool)
+
+
+def rot_hidden(cell: CellModel) -> None:
+    """No hidden page of the storage is what was saved any more."""
+    for page in present(cell.storages["storage"].hidden_pool).memory.values():
+        page.is_corrupt = True

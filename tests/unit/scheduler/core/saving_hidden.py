@@ -7,11 +7,11 @@ from shared.messages.base import unpack_int32
 from shared.messages.pools import HIDDEN
 from shared.messages.storage_plans import SaveChunks
 from shared.messages.worker_events import RestorationCosts
-from shared.messages.worker_plans import AdmitRequest, ExtendLease, HiddenLease
+from shared.messages.worker_plans import ExtendLease, HiddenLease
 from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_hidden import COSTS
-from tests.unit.scheduler.core.cell_fixtures import MakeCell, Order
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of
 from tests.unit.scheduler.core.fetching import PAGE
 
 
@@ -36,27 +36,14 @@ def free_pages(cell: CellModel) -> int:
 
 def leases_given(cell: CellModel) -> list[HiddenLease | None]:
     """Every HiddenLease so far; None for a request that got none."""
-    return [order.hidden_lease for order in _orders(cell, AdmitRequest)]
+    return [order.hidden_lease for order in cell.admitted]
 
 
 def extensions(cell: CellModel) -> list[list[int]]:
     """Hidden pages of every ExtendLease so far."""
-    return [unpack_int32(order.hidden_pages) for order in _orders(cell, ExtendLease)]
+    return [unpack_int32(order.hidden_pages) for order in orders_of(cell, ExtendLease)]
 
 
 def saves(cell: CellModel, form: str = HIDDEN) -> list[SaveChunks]:
     """Every save of this form so far."""
-    return [order for order in _orders(cell, SaveChunks) if order.form == form]
-
-
-def worker_runs(cell: CellModel, name: str = "worker-0") -> None:
-    """A worker does everything that it can and is heard; the storage does nothing."""
-    worker = cell.workers[name]
-    while worker.step() or worker.outbox:
-        while cell.deliver(worker):
-            pass
-
-
-def _orders(cell: CellModel, kind: type[Order]) -> list[Order]:
-    found = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [order for order in found if isinstance(order, kind)]
+    return [order for order in orders_of(cell, SaveChunks) if order.form == form]

@@ -1,10 +1,8 @@
 """What tests of nodes that share have in common: two of them, and what one has in host memory."""
 
-from services.scheduler.core.cache.prefix_match import match_prefix
-from shared.messages.base import pack_int32
 from shared.messages.storage_plans import FetchChunks
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of
 from tests.unit.scheduler.core.fetching import PAGE, prompt
 
 A, B = "storage", "storage-b"
@@ -28,8 +26,7 @@ def two_nodes(
     cell.add_storage(A, node="node", pages=40, shares=shares[0], handover_bytes=handover_bytes, disk_chunks=disk_chunks)
     cell.add_worker("worker-a", node="node", pages=40)
     for kind in kinds:
-        cell.submit(prompt(3, kind), max_tokens=1, key_id=key_id)
-        cell.drain()
+        cell.serve(prompt(3, kind), max_tokens=1, key_id=key_id)
     cell.add_storage(
         B, node="node-b", pages=pages_of_b, shares=shares[1], handover_bytes=handover_bytes, disk_chunks=disk_chunks
     )
@@ -40,16 +37,4 @@ def two_nodes(
 
 def fetches(cell: CellModel) -> list[FetchChunks]:
     """All that were ordered."""
-    found = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [order for order in found if isinstance(order, FetchChunks)]
-
-
-def copied_tokens(cell: CellModel, storage_id: str, tokens: list[int]) -> int:
-    """Leading tokens of a prompt that a storage has in host memory."""
-    path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
-    held = 0
-    for node, pages in path:
-        if storage_id not in node.host:
-            break
-        held += pages * PAGE
-    return held
+    return orders_of(cell, FetchChunks)

@@ -8,13 +8,13 @@ import pytest
 from services.scheduler.core import status
 from services.scheduler.core.fold.snapshot import decode_state, encode_state
 from shared.messages.cell_events import LoadAdapter, UnloadAdapter
-from shared.messages.gateway_notices import GatewayNotice, RequestFailed
+from shared.messages.gateway_notices import RequestFailed
 from shared.messages.requests import Importance
 from shared.messages.status import AdapterStatus
 from shared.messages.worker_events import AdapterAttached
-from shared.messages.worker_plans import AdmitRequest, AttachAdapter, DetachAdapter
+from shared.messages.worker_plans import AttachAdapter, DetachAdapter
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of
 
 ONE, TWO = "1" * 32, "2" * 32
 
@@ -23,22 +23,16 @@ def load(cell: CellModel, name: str, digest: str, path: str = "folder") -> None:
     cell.feed(LoadAdapter(name=name, path=path, digest=digest))
 
 
-def said(cell: CellModel) -> list[object]:
-    """Every output so far."""
-    return [output for outputs in cell.outputs for output in outputs]
-
-
 def failures(cell: CellModel) -> list[tuple[str, str]]:
     """Code and text of every failure that was told."""
-    words = [output.word for output in said(cell) if isinstance(output, GatewayNotice)]
-    return [(word.code, word.message) for word in words if isinstance(word, RequestFailed)]
+    return [(word.code, word.message) for word in orders_of(cell, RequestFailed)]
 
 
 def told(cell: CellModel) -> list[AdapterStatus]:
     return list(status(cell.state, "model").adapters)
 
 
-def test_every_worker_loads_what_the_cell_has(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_every_worker_loads_what_the_cell_has(make_cell: MakeCell) -> None:
     """Workers that are there are told at once, one that joins later when it joins."""
     cell = make_cell(workers=2)
     load(cell, "tuned", ONE)
@@ -53,20 +47,19 @@ def test_every_worker_loads_what_the_cell_has(make_cell: MakeCell, orders: FindO
     assert adapter.workers == ("worker-0", "worker-1", "late")
 
 
-def test_requests_wait_until_a_worker_has_the_adapter(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_requests_wait_until_a_worker_has_the_adapter(make_cell: MakeCell) -> None:
     """A request is placed nowhere while the adapter is being loaded, and everybody else is served."""
     cell = make_cell()
     load(cell, "tuned", ONE)
     adapted = cell.submit([1, 2, 3, 4, 5], adapter=ONE)
     plain = cell.submit([1, 2, 3, 4, 5])
     assert list(cell.state.unplaced) == [adapted]
-    assert [order.request_id for order in orders(said(cell), AdmitRequest)] == [plain]
+    assert [order.request_id for order in cell.admitted] == [plain]
 
     cell.drain()
 
-    admissions = {order.request_id: order.adapter for order in orders(said(cell), AdmitRequest)}
+    admissions = {order.request_id: order.adapter for order in cell.admitted}
     assert admissions == {plain: "", adapted: ONE}
-    cell.check_answers()
 
 
 def test_requests_go_where_the_adapter_is(make_cell: MakeCell) -> None:
@@ -95,10 +88,9 @@ def test_requests_go_where_the_adapter_is(make_cell: MakeCell) -> None:
     assert {cell.state.requests[name].worker_id for name in requests} == {"worker-1"}
     assert told(cell)[0].faults == {"worker-0": "no memory"}
     cell.drain()
-    cell.check_answers()
 
 
-def test_prefixes_of_one_adapter_are_no_hits_for_others(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_prefixes_of_one_adapter_are_no_hits_for_others(make_cell: MakeCell) -> None:
     """The same prompt is found again with the same adapter, whatever it is called, and by nobody else."""
     cell = make_cell()
     load(cell, "one", ONE)
@@ -106,16 +98,14 @@ def test_prefixes_of_one_adapter_are_no_hits_for_others(make_cell: MakeCell, ord
     cell.drain()
     prompt = list(range(9))
     for adapter in ("", ONE, TWO, "", ONE, TWO):
-        cell.submit(prompt, adapter=adapter)
-        cell.drain()
+        cell.serve(prompt, adapter=adapter)
     load(cell, "renamed", ONE)
-    cell.submit(prompt, adapter=ONE)
-    cell.drain()
+    cell.serve(prompt, adapter=ONE)
 
-    assert [order.cached_tokens for order in orders(said(cell), AdmitRequest)] == [0, 0, 0, 8, 8, 8, 8]
+    assert [order.cached_tokens for order in cell.admitted] == [0, 0, 0, 8, 8, 8, 8]
 
 
-def test_requests_under_way_outlive_the_name(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_requests_under_way_outlive_the_name(make_cell: MakeCell) -> None:
     """What runs and waits when an adapter is unloaded ends as it would; then workers forget it, and not before."""
     cell = make_cell(max_running=1)
     load(cell, "tuned", ONE)
@@ -127,14 +117,13 @@ def test_requests_under_way_outlive_the_name(make_cell: MakeCell, orders: FindOr
     cell.feed(UnloadAdapter(name="tuned"))
 
     assert told(cell) == []
-    assert orders(said(cell), DetachAdapter) == []
+    assert orders_of(cell, DetachAdapter) == []
     refused = cell.submit([9, 2, 3], adapter=ONE)
     assert refused not in cell.state.requests
     assert failures(cell) == [("model_not_found", "the adapter that was asked for is not served any more")]
     cell.drain()
-    cell.check_answers()
     assert all(cell.gateway("gateway").tokens[name] for name in asked)
-    assert [order.digest for order in orders(said(cell), DetachAdapter)] == [ONE]
+    assert [order.digest for order in orders_of(cell, DetachAdapter)] == [ONE]
     assert cell.state.adapters == {}
 
 
@@ -159,18 +148,15 @@ def test_requests_fail_where_no_worker_can_load(make_cell: MakeCell) -> None:
     """They are told why, those that waited and those that come; a new order tries again."""
     cell = make_cell()
     load(cell, "tuned", ONE, "bad folder")
-    cell.submit([1, 2, 3], adapter=ONE)
-    cell.drain()
+    cell.serve([1, 2, 3], adapter=ONE)
     cell.submit([1, 2, 3], adapter=ONE)
     expected = ("service_unavailable", "no worker could load the adapter: no such adapter")
     assert failures(cell) == [expected, expected]
 
     load(cell, "tuned", ONE, "folder")
-    request = cell.submit([1, 2, 3], adapter=ONE)
-    cell.drain()
+    request = cell.serve([1, 2, 3], adapter=ONE)
 
     assert len(cell.gateway("gateway").tokens[request]) == 4
-    cell.check_answers()
 
 
 def test_an_answer_to_an_earlier_order_counts_for_nothing(make_cell: MakeCell) -> None:
@@ -210,7 +196,6 @@ def test_a_lost_worker_takes_nothing_of_an_adapter_along(make_cell: MakeCell) ->
     cell.drain()
 
     assert all(len(cell.gateway("gateway").tokens[name]) == 8 for name in names)
-    cell.check_answers()
 
 
 def test_snapshots_keep_adapters(make_cell: MakeCell) -> None:

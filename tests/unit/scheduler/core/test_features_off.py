@@ -44,8 +44,7 @@ def test_copies_in_host_memory_need_none_of_them(crowded: CellModel) -> None:
 
     def run() -> None:
         for number in (*range(12), *range(12)):
-            crowded.submit([number] * 20 + [1, 2, 3], max_tokens=3)
-            crowded.drain()
+            crowded.serve([number] * 20 + [1, 2, 3], max_tokens=3)
         crowded.lose_worker("worker")
 
     ran = packages_of(calls_of(run))

@@ -179,8 +179,7 @@ def small_cell(make_cell: MakeCell, kept_tokens: int = 1 << 20) -> CellModel:
 
 def turn(cell: CellModel, tokens: list[int]) -> AdmitRequest:
     """Ask, and let it be answered."""
-    cell.submit(tokens, max_tokens=2)
-    cell.drain()
+    cell.serve(tokens, max_tokens=2)
     return cell.admitted[-1]
 
 
@@ -226,8 +225,7 @@ def test_a_turn_of_a_session_takes_few_bytes_of_both_streams(
         tokens += [(number * 3_436 + place) * 7919 % 150_000 for place in range(3_436)]
         inputs, outputs = len(cell.log), len(cell.outputs)
         base = len(tokens[:-3_436]) // 1_024 * 1_024
-        asked = cell.submit(list(tokens), max_tokens=64, ignore_eos=True, base_tokens=base)
-        cell.drain()
+        asked = cell.serve(list(tokens), max_tokens=64, ignore_eos=True, base_tokens=base)
         tokens += cell.gateway("gateway").tokens[asked]
 
         said = [output for step in cell.outputs[outputs:] for output in step if isinstance(output, Message)]
@@ -235,7 +233,6 @@ def test_a_turn_of_a_session_takes_few_bytes_of_both_streams(
         assert nbytes <= SESSION_BYTES + token_bytes * 3_500
     assert cell.state.counters["bases_resolved"] == 2
     assert cell.state.counters.get("saved_chunks", 0) == (len(tokens) // 64 if disk_chunks else 0)
-    cell.check_answers()
 
 
 def test_an_earlier_worker_is_told_everything(make_cell: MakeCell) -> None:
@@ -251,18 +248,15 @@ def test_an_earlier_worker_is_told_everything(make_cell: MakeCell) -> None:
 def test_a_prompt_by_reference_is_told_by_reference(make_cell: MakeCell) -> None:
     """Also where its base ends behind the answer to what the worker keeps, of which only the prompt is known there."""
     cell = small_cell(make_cell)
-    asked = cell.submit(list(range(2_000)), max_tokens=60, ignore_eos=True)
-    cell.drain()
+    asked = cell.serve(list(range(2_000)), max_tokens=60, ignore_eos=True)
     prompt = list(range(2_000)) + cell.gateway("gateway").tokens[asked]
 
     for more, base_tokens, shared in ((5, 2_048, 1_024), (9, 2_048, 2_048), (1_500, 2_048, 2_048)):
-        cell.submit(prompt + [7] * more, max_tokens=2, base_tokens=base_tokens)
-        cell.drain()
+        cell.serve(prompt + [7] * more, max_tokens=2, base_tokens=base_tokens)
         base = cell.admitted[-1].base
         assert base is not None
         assert base.tokens == shared
     assert cell.state.counters["bases_resolved"] == 3
-    cell.check_answers()
 
 
 def test_a_long_prompt_is_not_hashed_again_behind_an_answer(
@@ -272,14 +266,12 @@ def test_a_long_prompt_is_not_hashed_again_behind_an_answer(
     cell = small_cell(make_cell)
     tokens, base = list(range(2_000)), 0
     for _ in range(3):
-        asked = cell.submit(list(tokens), max_tokens=1_100, ignore_eos=True, base_tokens=base)
-        cell.drain()
+        asked = cell.serve(list(tokens), max_tokens=1_100, ignore_eos=True, base_tokens=base)
         tokens += cell.gateway("gateway").tokens[asked]
         base = (len(tokens) - 2) // 1_024 * 1_024
         monkeypatch.setattr(admission, "block_digests", None)  # It would be called with the whole prompt.
 
     assert cell.state.counters["bases_resolved"] == 2
-    cell.check_answers()
 
 
 def test_another_incarnation_is_told_everything(make_cell: MakeCell) -> None:
@@ -307,7 +299,6 @@ def test_a_text_that_a_worker_lacks_costs_an_attempt_and_no_token(make_cell: Mak
     assert (again.base, again.dropped) == (None, (2, 3))
     assert cell.state.counters["texts_missing"] == 1
     assert turn(cell, list(range(10_000, 13_100))).base is None
-    cell.check_answers()
 
 
 def test_a_word_of_a_text_from_another_attempt_or_incarnation_stops_nothing(make_cell: MakeCell) -> None:
@@ -320,4 +311,3 @@ def test_a_word_of_a_text_from_another_attempt_or_incarnation_stops_nothing(make
     cell.drain()
 
     assert [order.attempt for order in cell.admitted] == [1]
-    cell.check_answers()

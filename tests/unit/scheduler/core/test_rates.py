@@ -247,13 +247,11 @@ def test_saved_prefill_is_counted_by_the_measured_speed_once_there_is_one(make_c
 def test_an_admission_counts_what_its_hit_saved(make_cell: MakeCell) -> None:
     """Once for the whole reused prefix, wherever it was found."""
     cell = make_cell(page_size=16, pages=32)
-    cell.submit([7] * 100, max_tokens=1)
-    cell.drain()
+    cell.serve([7] * 100, max_tokens=1)
     report(cell)
     assert cell.state.counters.get("prefill_saved_us", 0) == 0
 
-    cell.submit([7] * 100, max_tokens=1)
-    cell.drain()
+    cell.serve([7] * 100, max_tokens=1)
 
     assert cell.state.counters["hit_tokens_device"] == 96
     assert cell.state.counters["prefill_saved_us"] > 0

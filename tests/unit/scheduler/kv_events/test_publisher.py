@@ -91,3 +91,6 @@ async def test_an_address_of_no_use_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on tcp://256\.0\.0\.1:5557"):
         async with Publisher("tcp://256.0.0.1:5557", "", ""):
             pass
+    with pytest.raises(ConfigError, match="is empty"):
+        async with Publisher("", FREE, ""):
+            pass

@@ -182,11 +182,6 @@ def hits(workload: str, rule: int | None = None) -> int:
     return run(ThermoclinePolicy() if rule is None else Pinned(rule=rule), *WORKLOADS[workload]).hits
 
 
-def test_same_inputs_give_the_same_victims() -> None:
-    """Nothing but the events decides."""
-    assert run(ThermoclinePolicy(), 120, chats(300)).evicted == unbroken().evicted
-
-
 def test_snapshot_goes_on_with_the_same_victims() -> None:
     """A policy that was encoded and decoded midway evicts what one that never stopped does."""
     events = chats(300)

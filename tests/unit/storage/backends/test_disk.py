@@ -105,17 +105,16 @@ def test_a_directory_belongs_to_one_storage(paths: Paths) -> None:
     backend = DiskBackend([path])
     opening = f"from services.storage.backends.disk import DiskBackend; print(DiskBackend([{path!r}]).left_out)"
 
-    def of_another() -> str:
-        return subprocess.run([sys.executable, "-c", opening], capture_output=True, text=True, check=True).stdout
-
     here = DiskBackend([path])
-    elsewhere = of_another()
+    elsewhere = subprocess.run([sys.executable, "-c", opening], capture_output=True, text=True, check=True).stdout
     backend.close()
+    after = DiskBackend([path])
 
     assert f"process {os.getpid()}" in here.left_out[path]
     assert f"in use by process {os.getpid()}" in elsewhere
-    assert of_another().splitlines()[-1] == "{}"
+    assert after.left_out == {}
     here.close()
+    after.close()
 
 
 def test_the_same_directory_twice_is_refused_and_lets_go(paths: Paths) -> None:
@@ -123,7 +122,7 @@ def test_the_same_directory_twice_is_refused_and_lets_go(paths: Paths) -> None:
     first, second = paths(2)
 
     with pytest.raises(ConfigError, match="twice"):
-        DiskBackend([first, second, first])
+        DiskBackend([first, second, f"{first}/."])
 
     DiskBackend([first, second]).close()
 
@@ -357,8 +356,6 @@ def test_a_disk_that_went_away_is_broken_not_empty(paths: Paths, tmp_path: Path)
         (errno.ENOSPC, CapacityError),
         (errno.EDQUOT, CapacityError),
         (errno.EIO, TransportError),
-        (errno.EACCES, TransportError),
-        (errno.EROFS, TransportError),
     ],
 )
 def test_faults_of_the_disk_have_types(paths: Paths, number: int, expected: type[Exception]) -> None:

@@ -19,6 +19,8 @@ from shared.errors import CapacityError, TransportError
 BUSY = "status code: 503 Service Unavailable"
 FOREVER_S = 60.0
 
+Make = Callable[..., GuardedCalls]
+
 
 class VirtualTime:
     """A clock that moves when somebody waits."""
@@ -56,7 +58,7 @@ def virtual() -> VirtualTime:
 
 
 @pytest.fixture
-def make(virtual: VirtualTime) -> Iterator[Callable[..., GuardedCalls]]:
+def make(virtual: VirtualTime) -> Iterator[Make]:
     """Make calls that fail twice before the breaker opens for ten seconds; chance is always a half."""
     made = []
 
@@ -85,9 +87,7 @@ def count(verb: str, outcome: str) -> float:
     return counted
 
 
-def test_a_transient_failure_is_repeated_after_a_drawn_delay(
-    make: Callable[..., GuardedCalls], virtual: VirtualTime
-) -> None:
+def test_a_transient_failure_is_repeated_after_a_drawn_delay(make: Make, virtual: VirtualTime) -> None:
     """Two 503 are waited out, each delay half its ceiling, and the answer of the third attempt counts."""
     store = Store(virtual, GenericError(BUSY), GenericError(BUSY), "answer")
     before = count("get", "ok")
@@ -98,7 +98,7 @@ def test_a_transient_failure_is_repeated_after_a_drawn_delay(
     assert count("get", "ok") == before + 1
 
 
-def test_attempts_end(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+def test_attempts_end(make: Make, virtual: VirtualTime) -> None:
     """After the policy's attempts the call fails, with the library's error as its cause."""
     store = Store(virtual, GenericError(BUSY))
 
@@ -109,7 +109,7 @@ def test_attempts_end(make: Callable[..., GuardedCalls], virtual: VirtualTime) -
     assert isinstance(raised.value.__cause__, GenericError)
 
 
-def test_what_will_not_go_away_is_not_repeated(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+def test_what_will_not_go_away_is_not_repeated(make: Make, virtual: VirtualTime) -> None:
     """A refusal of our credentials is told at once."""
     store = Store(virtual, PermissionDeniedError("status code: 403 Forbidden"))
 
@@ -119,7 +119,7 @@ def test_what_will_not_go_away_is_not_repeated(make: Callable[..., GuardedCalls]
     assert store.asked == 1
 
 
-def test_no_attempt_begins_past_the_deadline(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+def test_no_attempt_begins_past_the_deadline(make: Make, virtual: VirtualTime) -> None:
     """Attempts of two seconds and a deadline of three: the second attempt would begin in time, the third not."""
     store = Store(virtual, GenericError(BUSY), seconds=2.0)
 
@@ -129,7 +129,7 @@ def test_no_attempt_begins_past_the_deadline(make: Callable[..., GuardedCalls], 
     assert store.asked == 2
 
 
-def test_the_stores_own_bound_holds_too(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+def test_the_stores_own_bound_holds_too(make: Make, virtual: VirtualTime) -> None:
     """A caller who has more time than the store is given gets the store's."""
     store = Store(virtual, GenericError(BUSY), seconds=2.0)
 
@@ -139,9 +139,7 @@ def test_the_stores_own_bound_holds_too(make: Callable[..., GuardedCalls], virtu
     assert store.asked == 1
 
 
-def test_a_full_store_is_a_capacity_error_and_not_an_outage(
-    make: Callable[..., GuardedCalls], virtual: VirtualTime
-) -> None:
+def test_a_full_store_is_a_capacity_error_and_not_an_outage(make: Make, virtual: VirtualTime) -> None:
     """Being full is an answer: however often, the store can still be read."""
     calls = make()
     for _ in range(5):
@@ -151,9 +149,7 @@ def test_a_full_store_is_a_capacity_error_and_not_an_outage(
     assert calls.call("get", Store(virtual, "answer"), timeout_s=1) == "answer"
 
 
-def test_after_failures_in_a_row_calls_fail_without_asking(
-    make: Callable[..., GuardedCalls], virtual: VirtualTime
-) -> None:
+def test_after_failures_in_a_row_calls_fail_without_asking(make: Make, virtual: VirtualTime) -> None:
     """The third call is refused at once and told when to come back; after the cool-down one attempt goes out."""
     store = Store(virtual, GenericError(BUSY))
     calls = make(policy=RetryPolicy(attempts=1))
@@ -171,7 +167,7 @@ def test_after_failures_in_a_row_calls_fail_without_asking(
     assert measures.REMOTE_BREAKER._value.get() == 0
 
 
-def test_a_probe_is_one_attempt(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
+def test_a_probe_is_one_attempt(make: Make, virtual: VirtualTime) -> None:
     """What answers a probe with a failure is not asked again, whatever the policy allows."""
     calls = make()
     for _ in range(2):
@@ -200,7 +196,7 @@ def hanging(started: threading.Event, ended: threading.Event) -> Callable[[], Co
     return attempt
 
 
-def test_a_store_that_hangs_is_turned_away_from(make: Callable[..., GuardedCalls]) -> None:
+def test_a_store_that_hangs_is_turned_away_from(make: Make) -> None:
     """The caller comes back although the attempt never would, and the attempt is cancelled."""
     ended = threading.Event()
 
@@ -210,9 +206,7 @@ def test_a_store_that_hangs_is_turned_away_from(make: Callable[..., GuardedCalls
     assert ended.wait(10.0)
 
 
-def test_a_caller_with_too_little_time_does_not_blame_the_store(
-    make: Callable[..., GuardedCalls], virtual: VirtualTime
-) -> None:
+def test_a_caller_with_too_little_time_does_not_blame_the_store(make: Make, virtual: VirtualTime) -> None:
     """Time-outs of calls that had next to no time do not open the breaker."""
     calls = make()
     for _ in range(5):
@@ -222,60 +216,57 @@ def test_a_caller_with_too_little_time_does_not_blame_the_store(
     assert calls.call("get", Store(virtual, "answer"), timeout_s=FOREVER_S) == "answer"
 
 
-def test_slots_are_bounded(make: Callable[..., GuardedCalls], virtual: VirtualTime) -> None:
-    """While the only slot is taken, another call ends within its time and asks nothing."""
-    calls, started, ended = make(), threading.Event(), threading.Event()
-    release = asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
+class Slow:
+    """A call in a thread of its own that has begun, and is answered when it is let."""
 
-    async def slow() -> Answer[str]:
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await release.wait()
+    def __init__(self, calls: GuardedCalls, verb: str) -> None:
+        self.answers: list[str] = []
+        self._started, self._release = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(
+            target=lambda: self.answers.append(calls.call(verb, self._attempt, timeout_s=FOREVER_S))
+        )
+        self._thread.start()
+        assert self._started.wait(10.0)
+
+    def release(self) -> None:
+        self._loop.call_soon_threadsafe(self._release.set)
+
+    def join(self) -> None:
+        self._thread.join(10.0)
+
+    async def _attempt(self) -> Answer[str]:
+        self._loop = asyncio.get_running_loop()
+        self._started.set()
+        await self._release.wait()
         return Answer("ok", "late")
 
-    answers: list[str] = []
-    first = threading.Thread(target=lambda: answers.append(calls.call("get", slow, timeout_s=FOREVER_S)))
-    first.start()
-    assert started.wait(10.0)
-    store = Store(virtual, "answer")
+
+def test_slots_are_bounded(make: Make, virtual: VirtualTime) -> None:
+    """While the only slot is taken, another call ends within its time and asks nothing."""
+    calls, store = make(), Store(virtual, "answer")
+    first = Slow(calls, "get")
 
     with pytest.raises(TransportError, match="all 1 connections"):
         calls.call("get", store, timeout_s=0.01)
 
     assert store.asked == 0
-    loops[0].call_soon_threadsafe(release.set)
-    first.join(10.0)
-    assert answers == ["late"]
-    assert not ended.is_set()
+    first.release()
+    first.join()
+    assert first.answers == ["late"]
 
 
-def test_close_waits_for_calls_under_way_and_refuses_others(
-    make: Callable[..., GuardedCalls], virtual: VirtualTime
-) -> None:
+def test_close_waits_for_calls_under_way_and_refuses_others(make: Make, virtual: VirtualTime) -> None:
     """What began before the end is finished, what comes after is refused, and closing twice is closing once."""
     calls = make(slots=2)
-    started, answers = threading.Event(), []
-    release = asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def slow() -> Answer[str]:
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await release.wait()
-        return Answer("ok", "finished")
-
-    call = threading.Thread(target=lambda: answers.append(calls.call("put", slow, timeout_s=FOREVER_S)))
-    call.start()
-    assert started.wait(10.0)
+    call = Slow(calls, "put")
     closing = threading.Thread(target=calls.close)
     closing.start()
-    loops[0].call_soon_threadsafe(release.set)
+    call.release()
     closing.join(10.0)
-    call.join(10.0)
+    call.join()
 
     calls.close()
 
-    assert answers == ["finished"]
+    assert call.answers == ["late"]
     with pytest.raises(TransportError, match="is closed"):
         calls.call("get", Store(virtual, "answer"), timeout_s=FOREVER_S)

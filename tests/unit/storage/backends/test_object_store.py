@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from services.storage.backends.remote_location import RemoteLocation
 from services.storage.backends.store_calls import LIST_PAGE, StoreCalls
 from services.storage.config import StorageConfig
 from shared.errors import ConfigError, TransportError
+from tests.conformance.object_stores import keep_all
 
-BLOB = memoryview(bytes(4096))
+BLOB = bytes(4096)
 TIMEOUT_S = 5.0
+
+Make = Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend]
 
 
 async def _no_pause(delay_s: float) -> None:
@@ -30,6 +33,11 @@ async def _no_pause(delay_s: float) -> None:
 
 def key(number: int) -> ChunkKey:
     return ChunkKey("ab" * 16, b"geometry", number.to_bytes(16, "big"))
+
+
+async def write(backend: ObjectStoreBackend, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        await backend.store(key(number), BLOB, keep_all, timeout_s=TIMEOUT_S)
 
 
 class BrokenListing(StoreCalls):
@@ -52,7 +60,7 @@ class BrokenListing(StoreCalls):
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend]]:
+def make() -> Iterator[Make]:
     """Make a backend that does not wait between attempts."""
     made: list[ObjectStoreBackend] = []
 
@@ -73,31 +81,25 @@ def test_no_url_is_no_tier() -> None:
         open_remote(StorageConfig(remote="ftp://host"))
 
 
-def test_an_inventory_of_many_pages_is_whole(
-    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
-) -> None:
+async def test_an_inventory_of_many_pages_is_whole(make: Make) -> None:
     """A listing longer than a page comes in order, without a gap or a repeat."""
     location = RemoteLocation("memory")
     backend = make(StoreCalls(location, MemoryStore()), location)
     numbers = range(LIST_PAGE + 1)
-    for number in numbers:
-        backend.put(key(number), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+    await write(backend, numbers)
 
     entries = list(backend.entries())
 
     assert sorted(entry.key for entry in entries) == [key(number) for number in numbers]
 
 
-def test_a_listing_that_broke_off_goes_on_behind_the_last_name(
-    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
-) -> None:
+async def test_a_listing_that_broke_off_goes_on_behind_the_last_name(make: Make) -> None:
     """Where the store lists in order, the second attempt begins where the first page ended."""
     location = RemoteLocation("s3", "bucket")
     store = BrokenListing(location)
     backend = make(store, location)
     numbers = range(LIST_PAGE + 1)
-    for number in numbers:
-        backend.put(key(number), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+    await write(backend, numbers)
 
     entries = list(backend.entries())
 
@@ -105,61 +107,45 @@ def test_a_listing_that_broke_off_goes_on_behind_the_last_name(
     assert store.starts == [None, key(LIST_PAGE - 1).path]
 
 
-def test_a_listing_without_order_that_broke_off_is_an_error(
-    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
-) -> None:
+async def test_a_listing_without_order_that_broke_off_is_an_error(make: Make) -> None:
     """Half an inventory must not pass for a whole one."""
     location = RemoteLocation("memory")
     backend = make(BrokenListing(location), location)
-    backend.put(key(0), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+    await write(backend, [0])
 
     with pytest.raises(TransportError, match="broke off"):
         list(backend.entries())
 
 
-def test_the_callers_buffer_is_free_after_a_put(
-    make: Callable[[StoreCalls, RemoteLocation], ObjectStoreBackend],
-) -> None:
-    """What the caller writes into its buffer afterwards does not change the chunk."""
-    location = RemoteLocation("memory")
-    backend = make(StoreCalls(location, MemoryStore()), location)
-    buffer = bytearray(b"a" * 4096)
-
-    backend.put(key(1), memoryview(buffer), stripe=0, timeout_s=TIMEOUT_S)
-    buffer[:] = b"b" * 4096
-
-    into = memoryview(bytearray(4096))
-    assert backend.get(key(1), into, timeout_s=TIMEOUT_S) == 4096
-    assert bytes(into) == b"a" * 4096
-
-
-def test_what_a_killed_writer_left_is_no_chunk(tmp_path: Path) -> None:
+async def test_what_a_killed_writer_left_is_no_chunk(tmp_path: Path) -> None:
     """A file that was never given its name is not listed, not read, and in nobody's way."""
     backend = open_remote(StorageConfig(remote=tmp_path.as_uri()))
     assert backend is not None
     leftover = tmp_path / f"{key(1).path}#1"
     leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"half")
-    into = memoryview(bytearray(4096))
 
-    found = (list(backend.entries()), backend.get(key(1), into, timeout_s=TIMEOUT_S))
-    is_new = backend.put(key(1), BLOB, stripe=0, timeout_s=TIMEOUT_S)
+    found = list(backend.entries()), await backend.fetch(key(1), 4096, timeout_s=TIMEOUT_S)
+    stored = await backend.store(key(1), BLOB, keep_all, timeout_s=TIMEOUT_S)
 
-    assert found == ([], 0)
-    assert is_new
+    assert found == ([], None)
+    assert stored == "new"
     assert [entry.key for entry in backend.entries()] == [key(1)]
     backend.close()
 
 
 LAST_ANSWER = """
+import asyncio
 import sys
 from services.storage.backends import ChunkKey
 from services.storage.backends.object_store import open_remote
 from services.storage.config import StorageConfig
 backend = open_remote(StorageConfig(remote=sys.argv[1]))
-for number in range(20):
-    key = ChunkKey("ab" * 16, b"geometry", number.to_bytes(16, "big"))
-    backend.put(key, memoryview(bytes(4096)), stripe=0, timeout_s=5.0)
+keys = [ChunkKey("ab" * 16, b"geometry", number.to_bytes(16, "big")) for number in range(20)]
+async def write() -> None:
+    for key in keys:
+        await backend.store(key, bytes(4096), lambda nbytes, front: False, timeout_s=5.0)
+asyncio.run(write())
 print(len(list(backend.entries())))
 """
 

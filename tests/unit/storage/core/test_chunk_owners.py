@@ -246,4 +246,4 @@ class OwnersMachine(RuleBasedStateMachine):
 
 
 TestOwnersMachine = OwnersMachine.TestCase
-TestOwnersMachine.settings = settings(max_examples=150, stateful_step_count=60)
+TestOwnersMachine.settings = settings(max_examples=60, stateful_step_count=60)

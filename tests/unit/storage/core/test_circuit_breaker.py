@@ -11,10 +11,15 @@ def opened(at_s: float = 0.0) -> CircuitBreaker:
     """A breaker of two failures and ten seconds that opened at ``at_s``."""
     breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
     for _ in range(2):
-        term = breaker.admit(at_s)
-        assert term is not None
-        breaker.report(term, "failed", at_s)
+        breaker.report(admitted(breaker, at_s), "failed", at_s)
     return breaker
+
+
+def admitted(breaker: CircuitBreaker, now_s: float) -> int:
+    """The term of a call that must be let through."""
+    term = breaker.admit(now_s)
+    assert term is not None
+    return term
 
 
 def test_every_state_can_be_left_for_every_other() -> None:
@@ -54,9 +59,7 @@ def test_an_answer_between_failures_keeps_it_closed() -> None:
     breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
 
     for verdict in ("failed", "succeeded", "failed", "succeeded", "failed"):
-        term = breaker.admit(0.0)
-        assert term is not None
-        breaker.report(term, verdict, 0.0)
+        breaker.report(admitted(breaker, 0.0), verdict, 0.0)
 
     assert breaker.state == "closed"
 
@@ -65,9 +68,8 @@ def test_after_the_cool_down_one_probe_goes_out() -> None:
     """Who asks first after the cool-down is admitted, and nobody else until it ended."""
     breaker = opened()
 
-    probe = breaker.admit(10.0)
+    admitted(breaker, 10.0)
 
-    assert probe is not None
     assert breaker.state == "half_open"
     assert breaker.admit(10.0) is None
 
@@ -75,25 +77,17 @@ def test_after_the_cool_down_one_probe_goes_out() -> None:
 def test_a_probe_that_is_answered_closes_it() -> None:
     """After that, a single failure does not open it again."""
     breaker = opened()
-    probe = breaker.admit(10.0)
-    assert probe is not None
-
-    breaker.report(probe, "succeeded", 10.5)
+    breaker.report(admitted(breaker, 10.0), "succeeded", 10.5)
 
     assert breaker.state == "closed"
-    term = breaker.admit(10.5)
-    assert term is not None
-    breaker.report(term, "failed", 10.5)
+    breaker.report(admitted(breaker, 10.5), "failed", 10.5)
     assert breaker.state == "closed"
 
 
 def test_a_probe_that_fails_begins_the_cool_down_anew() -> None:
     """The next probe is ten seconds after this one failed, not after the breaker first opened."""
     breaker = opened()
-    probe = breaker.admit(10.0)
-    assert probe is not None
-
-    breaker.report(probe, "failed", 12.0)
+    breaker.report(admitted(breaker, 10.0), "failed", 12.0)
 
     assert breaker.remaining_s(12.0) == 10.0
     assert breaker.admit(21.9) is None
@@ -103,10 +97,7 @@ def test_a_probe_that_fails_begins_the_cool_down_anew() -> None:
 def test_a_probe_without_a_verdict_leaves_its_place_to_the_next() -> None:
     """A released probe says nothing about the store, so whoever asks next may probe at once."""
     breaker = opened()
-    probe = breaker.admit(10.0)
-    assert probe is not None
-
-    breaker.report(probe, "released", 10.1)
+    breaker.report(admitted(breaker, 10.0), "released", 10.1)
 
     assert breaker.state == "open"
     assert breaker.admit(10.1) is not None
@@ -115,8 +106,7 @@ def test_a_probe_without_a_verdict_leaves_its_place_to_the_next() -> None:
 def test_what_began_before_it_opened_changes_nothing_afterwards() -> None:
     """Late answers of an earlier term neither close an open breaker nor decide about a probe."""
     breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
-    early = breaker.admit(0.0)
-    assert early is not None
+    early = admitted(breaker, 0.0)
     for _ in range(2):
         breaker.report(early, "failed", 0.0)
 
@@ -131,8 +121,7 @@ def test_what_began_before_it_opened_changes_nothing_afterwards() -> None:
 def test_a_call_without_a_verdict_does_not_forgive() -> None:
     """Released calls of a closed breaker leave the failures in a row as they are."""
     breaker = CircuitBreaker(failures_to_open=2, cool_down_s=10.0)
-    term = breaker.admit(0.0)
-    assert term is not None
+    term = admitted(breaker, 0.0)
 
     for verdict in ("failed", "released", "failed"):
         breaker.report(term, verdict, 0.0)

@@ -142,11 +142,10 @@ def test_hidden_states_are_cut_into_chunks_with_the_names_of_kv() -> None:
     [
         {"host_pages": pack_int32([5, -1, 6, 5])},
         {"device_pages": pack_int32([-1, 3, -1, -1])},
-        {"host_pages": pack_int32([5, -1, 6, 5]), "device_pages": pack_int32([-1, 3, -1, -1])},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("device", [None, _pool(10), _pool(10, HIDDEN_GEOMETRY)], ids=["none", "KV", "hidden"])
+@pytest.mark.parametrize("device", [None, _pool(10, HIDDEN_GEOMETRY)], ids=["none", "hidden"])
 def test_hidden_states_come_from_their_pool_alone(change: dict[str, object], device: PoolHandle | None) -> None:
     """No page of it can be on a device, whatever is attached there."""
     with pytest.raises(InvalidRequest):

@@ -22,6 +22,7 @@ class LocalEngine:
         self.connecting: Callable[[], None] = lambda: None
         self.connections = 0
         self.reads = 0
+        self.disconnected: list[str] = []
         self.refusals = 0
         """How often memory is yet to be refused."""
 
@@ -39,7 +40,7 @@ class LocalEngine:
         return metadata.decode()
 
     def disconnect(self, peer: str) -> None:
-        pass
+        self.disconnected.append(peer)
 
     def read(self, peer: str, spans: Sequence[Span], timeout_s: float) -> None:
         self.reads += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from services.storage.fetcher import Fetcher
 from services.storage.io_threads import IoThreads
 from services.storage.page_gate import PageGate
 from services.storage.pools import Pools
+from services.storage.sharing import nixl_engine
 from services.storage.sharing.engine import LateRead, TransferEngine
 from services.storage.sharing.lenders import Lenders
 from services.storage.sharing.loan_groups import chunks_a_read, slot_nbytes
@@ -38,6 +40,7 @@ from shared.messages.pools import KvGeometry
 from shared.messages.storage_plans import FetchChunks, Lender
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.run_name import RUN
+from tests.unit.storage.sharing.fake_agent import FakeAgent
 from tests.unit.storage.sharing.local_engine import LocalEngine
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=8, page_size=16, dtype="float32")
@@ -175,14 +178,6 @@ async def test_a_damaged_page_is_a_miss(nodes: Nodes) -> None:
         assert not nodes.own.identities.any()
 
 
-async def test_a_page_that_was_replaced_is_a_miss(nodes: Nodes) -> None:
-    """It holds other KV by now, sealed as such."""
-    nodes.lent.seal_page(nodes.pages[3], bytes(range(16)))
-    result = await nodes.fetch(nodes.chunk())
-
-    assert "replaced" in result.error
-
-
 async def test_another_incarnation_is_not_read(nodes: Nodes) -> None:
     """Page numbers of a pool that is gone mean nothing in the next one."""
     result = await nodes.fetch(nodes.chunk(), lender=nodes.lender("storage-a-0"))
@@ -242,6 +237,65 @@ async def test_memory_of_a_late_read_is_not_used_until_it_is_over(nodes: Nodes) 
     is_over = True
     assert not (await nodes.fetch(nodes.chunk())).error
     assert list(nodes.lenders.faults()) == []
+
+
+async def test_a_read_that_is_late_while_its_fetch_is_cut_off_is_watched(nodes: Nodes) -> None:
+    """As any other late read: no other read gets its memory before it is over, and its connection is dropped."""
+    engine, is_over = nodes.engine, False
+    assert isinstance(engine, LocalEngine)
+
+    await _cut_off(nodes, engine, LateRead("it goes on", lambda: is_over))
+    engine.fault = lambda: None
+
+    assert [reason for _, reason, _ in nodes.lenders.faults()] == ["1 buffers are held by reads that are late"]
+    assert engine.disconnected == ["peer"]
+    is_over = True
+    assert list(nodes.lenders.faults()) == []
+    assert not (await nodes.fetch(nodes.chunk())).error
+    assert engine.connections == 2
+
+
+async def test_a_read_that_ends_while_its_fetch_is_cut_off_gives_its_memory_back(nodes: Nodes) -> None:
+    """Whether it succeeds or fails: nothing is written any more, and its connection stays."""
+    engine = nodes.engine
+    assert isinstance(engine, LocalEngine)
+    for error in (None, TransportError("cut")):
+        await _cut_off(nodes, engine, error)
+
+        assert list(nodes.lenders.faults()) == []
+        assert engine.disconnected == []
+
+
+async def test_a_peer_whose_late_read_was_cut_off_is_added_again_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, nodes: Nodes
+) -> None:
+    """Until then it is kept as it is: adding it again would lose the end of the read."""
+    agent = FakeAgent()
+    monkeypatch.setattr(nixl_engine, "find_api", lambda: None)
+    monkeypatch.setattr(nixl_engine, "_agent", lambda api, name: agent)
+    engine = NixlEngine("borrower")
+    lenders = Lenders(nodes.bus, engine, nodes.threads, staging_bytes=1 << 20)
+    lenders.open(GEOMETRY)
+    (group,) = lenders.groups(nodes.lender(), [nodes.chunk()])
+    assert not await lenders.connect(nodes.lender(), lambda: 5.0)
+    reading = asyncio.create_task(lenders.bring(nodes.lender(), group, nodes.own, lambda: 0.001))
+    await asyncio.to_thread(agent.is_polled.wait, 20.0)
+    reading.cancel()
+    await asyncio.sleep(0)
+    agent.gate.set()
+    await asyncio.wait({reading})
+
+    assert reading.cancelled()
+    assert not await lenders.connect(nodes.lender(), lambda: 5.0)
+    assert agent.added == 1
+    assert agent.removed == []
+    agent.state = "DONE"
+    assert list(lenders.faults()) == []
+    lenders.forget(nodes.lender())
+    assert agent.removed == ["peer"]
+    assert not await lenders.connect(nodes.lender(), lambda: 5.0)
+    assert agent.added == 2
+    lenders.close()
 
 
 @pytest.mark.skipif(not is_installed(), reason="NIXL has no wheel here")
@@ -326,7 +380,7 @@ async def test_several_chunks_come_by_one_read(nodes: Nodes) -> None:
         assert nodes.engine.reads == 2
 
 
-@pytest.mark.parametrize("bad", range(CHAIN))
+@pytest.mark.parametrize("bad", [0, CHAIN // 2 - 1, CHAIN // 2, CHAIN - 1])
 @pytest.mark.parametrize("is_replaced", [False, True])
 async def test_what_comes_before_a_bad_page_of_a_read_arrives(nodes: Nodes, bad: int, is_replaced: bool) -> None:
     """And nothing of its chunk, nor of those behind it by the same read."""
@@ -432,6 +486,29 @@ async def test_many_chunks_at_once_share_one_connection(nodes: Nodes) -> None:
 def _raise(error: Exception) -> Callable[[], None]:
     def fault() -> None:
         raise error
+
+    return fault
+
+
+async def _cut_off(nodes: Nodes, engine: LocalEngine, error: Exception | None) -> None:
+    """Cancel a fetch whose read is under way, which then ends with ``error``, or well."""
+    begun, gate = threading.Event(), threading.Event()
+    engine.fault = _hold(begun, gate, error)
+    fetching = asyncio.create_task(nodes.fetch(nodes.chunk()))
+    await asyncio.to_thread(begun.wait, 20.0)
+    fetching.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait({fetching})
+    assert fetching.cancelled()
+
+
+def _hold(begun: threading.Event, gate: threading.Event, error: Exception | None) -> Callable[[], None]:
+    def fault() -> None:
+        begun.set()
+        gate.wait(20.0)
+        if error is not None:
+            raise error
 
     return fault
 

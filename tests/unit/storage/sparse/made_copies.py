@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,35 +10,33 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.storage.backends import ChunkBackend, ChunkKey, PartialReads
+from services.storage.backends import ChunkKey, Directories
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import payload_view
 from services.storage.chunk_keys import ChunkKeys
-from services.storage.cipher import Cipher
 from services.storage.core.chunk_index import Arrival
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
-from services.storage.key_ring import KeyRing
 from services.storage.paced_reads import PacedReads
 from services.storage.sparse.chunk_turns import ChunkTurns
+from services.storage.sparse.copies import SparseCopies
 from services.storage.sparse.format import SparseHeader
 from services.storage.sparse.layout import SparseLayout
-from services.storage.sparse.making import complete, copy_pages, copy_rows
+from services.storage.sparse.making import areas, complete, copy_pages
 from services.storage.sparse.opened_heads import OpenedHeads
 from services.storage.sparse.read_plan import region_bytes
-from services.storage.sparse.reader import Learn, SparseReader
+from services.storage.sparse.reader import SparseReader
 from services.storage.staging import Staging
 from shared.messages.base import pack_int32
 from shared.messages.pools import DTYPE_BYTES, KvGeometry
 from shared.messages.sparse_reads import ReadSparse
 from tests.chunk_makers import MadeChunk, aligned, make_chain
 from tests.memory_backend import MemoryBackend
+from tests.unit.storage.made_ciphers import make_cipher
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=4, head_dim=8, page_size=16, dtype="float16")
 LAYOUT = SparseLayout.of(GEOMETRY, block_tokens=4)
-CIPHER = Cipher(
-    KeyRing(f'[salts]\nalice = "{base64.b64encode(b"k" * 32).decode()}"', environ={}, now_s=0.0), clock=lambda: 0.0
-)
+CIPHER = make_cipher(alice=1)
 
 
 def kv_of(chunk: MadeChunk) -> npt.NDArray[np.uint8]:
@@ -55,15 +52,15 @@ def kv_of(chunk: MadeChunk) -> npt.NDArray[np.uint8]:
 def copy_of(
     chunk: MadeChunk, layout: SparseLayout = LAYOUT, *, key_id: str = "", order: Sequence[int] | None = None
 ) -> memoryview:
-    """The copy of a chunk, sealed where there is a key, with its rows in another order if one is given."""
+    """The copy of a chunk, sealed where there is a key. Releases before 0.3 wrote some with rows in another order."""
     header = SparseHeader.of(chunk.header, layout, key_id=key_id, cipher=CIPHER)
     blob, plain = aligned(header.blob_bytes), np.arange(layout.tokens, dtype=np.uint32)
     blob[:] = b"\xa5" * blob.nbytes  # Buffers are used again.
     copy_pages(payload_view(chunk.blob, chunk.header.geometry), blob, layout, is_sealed=header.is_sealed)
     mapping = plain if order is None else np.array(order, np.uint32)
     if order is not None:
-        old, blob = blob, aligned(header.blob_bytes)
-        copy_rows(old, plain, blob, mapping, layout, is_sealed=header.is_sealed)
+        _, rows = areas(blob, layout, is_sealed=header.is_sealed)
+        rows[...] = rows[:, :, mapping]
     complete(blob, header, mapping, CIPHER)
     return blob
 
@@ -119,7 +116,7 @@ class Reading:
         assert written.outcome == "stored", written
 
     def call(self, part: str, layer: int, *, heads: Sequence[int] = (), start: int = 0, end: int = 0,
-             tokens: Sequence[Sequence[int]] = (), **change: object) -> ReadSparse:  # fmt: skip
+             tokens: Sequence[Sequence[int]] = (), layers: int = 1, **change: object) -> ReadSparse:  # fmt: skip
         """A read of the whole sequence's chunks, with the right size."""
         geometry = self.layout.geometry
         listed = [token for of_list in tokens for token in of_list]
@@ -133,12 +130,13 @@ class Reading:
             "part": part,
             "buffer": "b",
             "offset": 0,
-            "nbytes": each * count * self.layout.head_bytes,
+            "nbytes": layers * each * count * self.layout.head_bytes,
             "heads": tuple(heads),
             "start": start,
             "end": end,
             "tokens": pack_int32(listed),
             "key_id": self.key_id,
+            "layers": layers,
         }
         return ReadSparse(**(fields | change))  # type: ignore[arg-type]
 
@@ -148,10 +146,13 @@ class Reading:
         nbytes = await self.reader.read(call, into)
         return bytes(into), nbytes
 
-    async def keys_of(self, layer: int, heads: Sequence[int], start: int, end: int) -> tuple[bool, int]:
+    async def keys_of(
+        self, layer: int, heads: Sequence[int], start: int, end: int, *, layers: int = 1
+    ) -> tuple[bool, int]:
         """(whether the right bytes came, bytes read)."""
-        found, nbytes = await self.read(self.call("keys", layer, heads=heads, start=start, end=end))
-        return found == self.kv[layer, 0, start:end][:, list(heads)].transpose(1, 0, 2).tobytes(), nbytes
+        found, nbytes = await self.read(self.call("keys", layer, heads=heads, start=start, end=end, layers=layers))
+        keys = self.kv[layer : layer + layers, 0, start:end][:, :, list(heads)]
+        return found == keys.transpose(0, 2, 1, 3).tobytes(), nbytes
 
     async def kv_of(self, layer: int, tokens: Sequence[int]) -> tuple[bool, int]:
         found, nbytes = await self.read(self.call("kv", layer, tokens=[tokens]))
@@ -168,18 +169,16 @@ async def reading(
     *,
     layout: SparseLayout = LAYOUT,
     chunks: int = 3,
-    backend: ChunkBackend | None = None,
+    backend: Directories | None = None,
     pace: PacedReads | None = None,
     key_id: str = "",
     order: Sequence[int] | None = None,
-    learn: Learn | None = None,
     with_copies: bool = True,
     quota: int = 2**26,
     gap_bytes: int = 0,
 ) -> AsyncIterator[Reading]:
     """A reader over a disk with the copies of a sequence of some chunks."""
     backend = backend or MemoryBackend(max_bytes=2**28)
-    assert isinstance(backend, PartialReads)
     made = make_chain(chunks, seed=5, geometry=layout.geometry)
     threads, told = IoThreads(4), Told()
     disk = DiskTier(backend, quota, threads, pace=pace)
@@ -190,7 +189,6 @@ async def reading(
     reader = SparseReader(
         layout,
         disk,
-        backend,
         buffers=buffers,
         turns=turns,
         heads=heads,
@@ -198,7 +196,6 @@ async def reading(
         events=told,  # type: ignore[arg-type]
         at_once=4,
         gap_bytes=gap_bytes,
-        learn=learn,
     )
     kv = np.concatenate([kv_of(chunk) for chunk in made], axis=2)
     found = Reading(layout, made, kv, disk, threads, turns, heads, told, reader, key_id)
@@ -212,3 +209,30 @@ async def reading(
         await removing
         buffers.close()
         threads.close()
+
+
+@asynccontextmanager
+async def copying(
+    found: Reading, *, buffers: int = 4, key_id: str = "", runs: bool = True
+) -> AsyncIterator[tuple[SparseCopies, Staging]]:
+    """Copies for the disk of ``found``, and their memory."""
+    blob = found.layout.blob_bytes(is_sealed=True)
+    staging = Staging(buffers * blob, blob)
+    copies = SparseCopies(
+        found.layout,
+        found.disk,
+        staging=staging,
+        turns=found.turns,
+        heads=found.heads,
+        threads=found.threads,
+        keys=ChunkKeys(CIPHER if key_id else None),
+        events=found.told,  # type: ignore[arg-type]
+    )
+    running = asyncio.create_task(copies.run() if runs else asyncio.sleep(0))
+    try:
+        yield copies, staging
+    finally:
+        await copies.stop()
+        await running
+        assert (staging.taken, len(copies)) == (0, 0)
+        staging.close()

@@ -28,7 +28,7 @@ LAYOUTS = [
     gap_blocks=st.integers(0, 64),
     halves=st.sampled_from([(0, 1), (0,), (1,)]),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_ranges_are_whole_blocks_that_hold_the_rows(
     layout: SparseLayout, tokens: set[int], gap_blocks: int, halves: tuple[int, ...]
 ) -> None:

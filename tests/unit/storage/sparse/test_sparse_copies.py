@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from services.storage.backends import ChunkKey
-from services.storage.chunk_keys import ChunkKeys
 from services.storage.sparse.copies import SparseCopies
 from services.storage.sparse.verification import verify_copy
-from services.storage.staging import Staging
 from shared.errors import CapacityError, KeyMissing
 from shared.ids import key_digest
 from tests.chunk_makers import MadeChunk, aligned
 from tests.memory_backend import MemoryBackend
-from tests.unit.storage.sparse.made_copies import CIPHER, LAYOUT, Reading, copy_key, copy_of, reading
+from tests.unit.storage.sparse.made_copies import CIPHER, LAYOUT, Reading, copy_key, copy_of, copying, reading
 
 ALICE = key_digest("alice")
 BLOB = LAYOUT.blob_bytes(is_sealed=True)
@@ -39,32 +35,6 @@ class _Gated(MemoryBackend):
         if self.put_error is not None:
             raise self.put_error
         return super().put(key, blob, stripe=stripe, timeout_s=timeout_s)
-
-
-@asynccontextmanager
-async def copying(
-    found: Reading, *, buffers: int = 4, key_id: str = "", runs: bool = True
-) -> AsyncIterator[tuple[SparseCopies, Staging]]:
-    """Copies for the disk of ``found``, and their memory."""
-    staging = Staging(buffers * BLOB, BLOB)
-    copies = SparseCopies(
-        found.layout,
-        found.disk,
-        staging=staging,
-        turns=found.turns,
-        heads=found.heads,
-        threads=found.threads,
-        keys=ChunkKeys(CIPHER if key_id else None),
-        events=found.told,  # type: ignore[arg-type]
-    )
-    running = asyncio.create_task(copies.run() if runs else asyncio.sleep(0))
-    try:
-        yield copies, staging
-    finally:
-        await copies.stop()
-        await running
-        assert (staging.taken, len(copies)) == (0, 0)
-        staging.close()
 
 
 async def settled(copies: SparseCopies) -> None:

@@ -1,4 +1,4 @@
-"""Reads, rewritings, drops and new copies of the same chunks at once: reads give the right bytes, or find nothing."""
+"""Reads, drops and new copies of the same chunks at once: reads give the right bytes, or find nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.storage.backends.disk import DiskBackend
-from services.storage.chunk_keys import ChunkKeys
-from services.storage.paced_reads import PacedReads
 from services.storage.sparse.copies import SparseCopies
-from services.storage.sparse.reordering import Reordering
-from services.storage.staging import Staging
 from shared.errors import NotFound
 from shared.ids import key_digest
-from tests.unit.storage.sparse.made_copies import CIPHER, LAYOUT, Reading, reading
+from tests.unit.storage.sparse.made_copies import LAYOUT, Reading, copying, reading
 
 ROUNDS = 10
 READS = 8  # That succeed between two drops.
@@ -25,8 +21,7 @@ READS = 8  # That succeed between two drops.
 async def _read_on(found: Reading, chance: random.Random, met: list[bool], is_over: asyncio.Event) -> None:
     while not is_over.is_set():
         layer = chance.randrange(3)
-        # Of even tokens only, so that there is something to bring together.
-        tokens = sorted({token // 2 * 2 for token in chance.sample(range(192), 40)})
+        tokens = sorted(chance.sample(range(192), 40))
         try:
             met.append((await found.kv_of(layer, tokens))[0])
             met.append((await found.keys_of(layer, [0, 3], 10, 150))[0])
@@ -49,46 +44,20 @@ async def _drop_and_copy(found: Reading, copies: SparseCopies, chance: random.Ra
 @pytest.mark.parametrize(("key_id", "seed"), [("", 0), ("", 1), (key_digest("alice"), 2)])
 async def test_whatever_overlaps_reads_are_right(tmp_path: Path, key_id: str, seed: int) -> None:
     """Nothing is taken for damaged that is not, and nothing wrong is ever given."""
-    blob = LAYOUT.blob_bytes(is_sealed=True)
-    chance, met, staging = random.Random(seed), list[bool](), Staging(6 * blob, blob)
-    made: list[Reordering] = []
-    async with reading(
-        backend=DiskBackend([str(tmp_path)]),
-        key_id=key_id,
-        learn=lambda asked, reads, opened: made[0].learn(asked, reads, opened),
-    ) as found:
-        parts = {
-            "staging": staging,
-            "turns": found.turns,
-            "heads": found.heads,
-            "events": found.told,
-        }
-        made.append(Reordering(LAYOUT, found.disk, cipher=CIPHER, pace=PacedReads(0), **parts))  # type: ignore[arg-type]
-        made[0]._due_bytes = 1  # It rewrites whenever there is something to gain.
-        copies = SparseCopies(
-            LAYOUT,
-            found.disk,
-            threads=found.threads,
-            keys=ChunkKeys(CIPHER if key_id else None),
-            **parts,  # type: ignore[arg-type]
-        )
-        behind = [asyncio.create_task(copies.run()), asyncio.create_task(made[0].run())]
+    chance, met = random.Random(seed), list[bool]()
+    async with (
+        reading(backend=DiskBackend([str(tmp_path)]), key_id=key_id) as found,
+        copying(found, buffers=6, key_id=key_id) as (copies, _),
+    ):
         is_over = asyncio.Event()
-        readers = [_read_on(found, random.Random(chance.random()), met, is_over) for _ in range(4)]
-        behind += [asyncio.create_task(reader) for reader in readers]
+        readers = [asyncio.create_task(_read_on(found, random.Random(chance.random()), met, is_over)) for _ in range(4)]
         await _drop_and_copy(found, copies, chance, met)
         is_over.set()
-        await asyncio.gather(*behind[2:])
-        await copies.stop()
-        await behind[0]
-        behind[1].cancel()
-        await asyncio.gather(*behind, return_exceptions=True)
+        await asyncio.gather(*readers)
         while len(found.disk.directories.abandoned):
             await asyncio.sleep(0)  # What was cut off in a thread uses its buffers until it ends.
 
         assert all(met)
-        assert made[0].rewritten > 0
+        assert copies.written > 0
         assert found.disk.quarantined == 0
-        assert staging.taken == 0
     found.disk.backend.close()
-    staging.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from services.storage.shell import StorageShell
 from services.storage.sparse.layout import SparseLayout
 from shared.chunks import chunk_tokens
 from shared.ids import namespace_digest
-from shared.memory import unlink_all
 from shared.messages.base import pack_int32
 from shared.messages.pools import HIDDEN, KvGeometry
 from shared.messages.sparse_reads import ReadSparse
@@ -30,17 +27,9 @@ from tests.integration import storage_cell
 from tests.integration.storage_cell import GEOMETRY, NAMESPACE, E, Sequence, StorageCell, running_storage
 from tests.integration.storage_hidden_cell import HIDDEN_GEOMETRY, running_with_hidden
 from tests.memory_backend import MemoryBackend
-from tests.run_name import RUN
 
 LAYOUT = SparseLayout.of(GEOMETRY)
 OTHER = namespace_digest("other")
-
-
-@pytest.fixture
-def prefix() -> Iterator[str]:
-    made = f"{RUN}-{secrets.token_hex(4)}"
-    yield made
-    unlink_all(made)
 
 
 @pytest.fixture
@@ -99,10 +88,10 @@ def of_device(cell: StorageCell, pages: list[int], layer: int) -> bytes:
     return np.ascontiguousarray(cell.device.halves[layer][:, pages]).tobytes()
 
 
-async def test_what_is_saved_can_be_read_in_part(prefix: str, tmp_path: Path, shells: list[StorageShell]) -> None:
+async def test_what_is_saved_can_be_read_in_part(shm_prefix: str, tmp_path: Path, shells: list[StorageShell]) -> None:
     """The storage says that it keeps copies, tells of each once it is there, and reads what the worker computed."""
     sequence, pages = Sequence.make(1, 3), list(range(12))
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
         assert cell.joined is not None
         assert cell.joined.keeps_sparse
         saved = await cell.save(sequence, device=pages)
@@ -117,15 +106,17 @@ async def test_what_is_saved_can_be_read_in_part(prefix: str, tmp_path: Path, sh
         assert counters["disk_bytes"] == 3 * (blob_nbytes(GEOMETRY) + LAYOUT.blob_bytes(is_sealed=False))
 
 
-async def test_without_the_setting_there_are_no_copies(prefix: str, tmp_path: Path, shells: list[StorageShell]) -> None:
+async def test_without_the_setting_there_are_no_copies(
+    shm_prefix: str, tmp_path: Path, shells: list[StorageShell]
+) -> None:
     """Nor without a disk; copies of an earlier start stay in the quota and are not told of."""
     sequence = Sequence.make(1, 2)
     media = Media(DiskBackend([str(tmp_path)]))
-    async with running_storage(prefix, media, sparse=True) as cell:
+    async with running_storage(shm_prefix, media, sparse=True) as cell:
         await cell.save(sequence, device=list(range(8)))
         await told(cell, ChunksListed, 2)
     media.close()
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
+    async with running_storage(shm_prefix, Media(DiskBackend([str(tmp_path)]))) as cell:
         listed = await told(cell, ChunksListed, 2)
         counters = (await cell.inventory()).counters
 
@@ -134,22 +125,22 @@ async def test_without_the_setting_there_are_no_copies(prefix: str, tmp_path: Pa
         assert shells[1]._tiers.sparse is None
         assert (listed["kv"], listed["sparse"]) == (sorted(sequence.names), [])
         assert counters["disk_chunks"] == 4
-    async with running_storage(prefix, Media(None, MemoryBackend(max_bytes=2**30)), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(None, MemoryBackend(max_bytes=2**30)), sparse=True) as cell:
         assert cell.joined is not None
         assert not cell.joined.keeps_sparse
 
 
 async def test_an_older_chunk_gets_its_copy_when_it_is_read(
-    prefix: str, tmp_path: Path, shells: list[StorageShell]
+    shm_prefix: str, tmp_path: Path, shells: list[StorageShell]
 ) -> None:
     """What was saved before the setting was on; once, however often it is read."""
     sequence, pages = Sequence.make(1, 2), list(range(8))
     media = Media(DiskBackend([str(tmp_path)]))
-    async with running_storage(prefix, media) as cell:
+    async with running_storage(shm_prefix, media) as cell:
         await cell.save(sequence, device=pages)
         expected = [of_device(cell, pages, layer) for layer in range(GEOMETRY.layers)]
     media.close()
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
         await told(cell, ChunksListed, 2)
         await cell.fetch(sequence, host=pages)
         listed = await told(cell, ChunksListed, 2)
@@ -163,19 +154,19 @@ async def test_an_older_chunk_gets_its_copy_when_it_is_read(
 
 
 async def test_a_restarted_storage_lists_copies_and_drops_them_with_their_chunks(
-    prefix: str, tmp_path: Path, shells: list[StorageShell]
+    shm_prefix: str, tmp_path: Path, shells: list[StorageShell]
 ) -> None:
     """Each form by its name; a dropped namespace takes its copies with it, and others stay."""
     mine, other = Sequence.make(1, 2), Sequence.make(2, 1, namespace=OTHER)
     media = Media(DiskBackend([str(tmp_path)]))
-    async with running_storage(prefix, media, sparse=True) as cell:
+    async with running_storage(shm_prefix, media, sparse=True) as cell:
         await cell.save(mine, device=list(range(8)))
         await cell.save(other, device=list(range(8, 12)))
         await told(cell, ChunksListed, 3)
         expected = of_device(cell, [8, 9, 10, 11], 1)
     media.close()
 
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
         listed = await told(cell, ChunksListed, 6)
         await cell.order(DropChunks(namespace=NAMESPACE))
         dropped = await told(cell, ChunksDropped, 4)
@@ -186,13 +177,15 @@ async def test_a_restarted_storage_lists_copies_and_drops_them_with_their_chunks
     assert found == expected
 
 
-async def test_copies_share_the_quota_and_go_first_when_they_are_worth_least(prefix: str) -> None:
+async def test_copies_share_the_quota_and_go_first_when_they_are_worth_least(shm_prefix: str) -> None:
     """What had to make room is told of under its form; pins keep copies as they keep chunks."""
     pinned, cold = Sequence.make(1, 1), Sequence.make(2, 2)
     both = blob_nbytes(GEOMETRY) + LAYOUT.blob_bytes(is_sealed=False)
     quota = 2**20
     filler = Sequence.make(3, (quota - 2 * both) // both, namespace=OTHER)
-    async with running_storage(prefix, Media(MemoryBackend(max_bytes=2**30)), sparse=True, disk_kv_bytes=quota) as cell:
+    async with running_storage(
+        shm_prefix, Media(MemoryBackend(max_bytes=2**30)), sparse=True, disk_kv_bytes=quota
+    ) as cell:
         await cell.order(PinChunks(chunks=b"".join(pinned.names)))
         await cell.save(pinned, device=[0, 1, 2, 3])
         await cell.save(cold, device=list(range(8)))
@@ -211,11 +204,11 @@ async def test_copies_share_the_quota_and_go_first_when_they_are_worth_least(pre
     assert pinned.names[0] not in [names[at : at + 16] for at in range(0, len(names), 16)]
 
 
-async def test_hidden_states_get_no_copies(prefix: str, tmp_path: Path) -> None:
+async def test_hidden_states_get_no_copies(shm_prefix: str, tmp_path: Path) -> None:
     """Only KV can be chosen from."""
     sequence, pages = Sequence.make(1, 1), [0, 1, 2, 3]
     async with running_with_hidden(
-        prefix, Media(DiskBackend([str(tmp_path)])), geometry=HIDDEN_GEOMETRY, sparse=True
+        shm_prefix, Media(DiskBackend([str(tmp_path)])), geometry=HIDDEN_GEOMETRY, sparse=True
     ) as state:
         state.write(sequence, pages)
         await state.cell.save(sequence, host=pages, form=HIDDEN)
@@ -224,11 +217,11 @@ async def test_hidden_states_get_no_copies(prefix: str, tmp_path: Path) -> None:
     assert (counters["disk_chunks"], counters["sparse_copies_written"], counters["sparse_copies_left_out"]) == (1, 0, 0)
 
 
-async def test_a_promoted_chunk_gets_its_copy(prefix: str, shells: list[StorageShell]) -> None:
+async def test_a_promoted_chunk_gets_its_copy(shm_prefix: str, shells: list[StorageShell]) -> None:
     """What comes from the object store to the disk can be read in part from then on; the store has no copies."""
     store = MemoryBackend(max_bytes=2**30)
     sequence, pages = Sequence.make(1, 2), list(range(8))
-    async with running_storage(prefix, Media(MemoryBackend(max_bytes=2**30), store), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(MemoryBackend(max_bytes=2**30), store), sparse=True) as cell:
         await cell.save(sequence, device=pages)
         expected = of_device(cell, pages, 0)
         await told(cell, ChunksListed, 2)
@@ -236,7 +229,7 @@ async def test_a_promoted_chunk_gets_its_copy(prefix: str, shells: list[StorageS
             while (await cell.inventory()).counters["chunks_uploaded"] < 2:
                 await asyncio.sleep(0)
     assert len(list(store.entries())) == 2
-    async with running_storage(prefix, Media(MemoryBackend(max_bytes=2**30), store), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(MemoryBackend(max_bytes=2**30), store), sparse=True) as cell:
         fetched = await cell.fetch(sequence, pages)
         listed = await told(cell, ChunksListed, 4)
 
@@ -245,10 +238,10 @@ async def test_a_promoted_chunk_gets_its_copy(prefix: str, shells: list[StorageS
         assert await read(shells[1], read_all(sequence, 2, 0)) == expected
 
 
-async def test_the_scrubber_looks_at_copies_too(prefix: str, tmp_path: Path) -> None:
+async def test_the_scrubber_looks_at_copies_too(shm_prefix: str, tmp_path: Path) -> None:
     """A damaged copy is reported and gone; its chunk of KV is not touched by that."""
     sequence = Sequence.make(1, 1)
-    async with running_storage(prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
+    async with running_storage(shm_prefix, Media(DiskBackend([str(tmp_path)])), sparse=True) as cell:
         await cell.save(sequence, device=[0, 1, 2, 3])
         await told(cell, ChunksListed, 1)
         sound = await cell.verify(VerifyChunks())
@@ -264,7 +257,7 @@ async def test_the_scrubber_looks_at_copies_too(prefix: str, tmp_path: Path) -> 
     assert fetched.disk_chunks == 1
 
 
-async def test_with_keys_copies_are_sealed(prefix: str, tmp_path: Path, shells: list[StorageShell]) -> None:
+async def test_with_keys_copies_are_sealed(shm_prefix: str, tmp_path: Path, shells: list[StorageShell]) -> None:
     """Nothing of the KV lies in the clear, and who has the key reads it in part."""
     (tmp_path / "disk").mkdir()
     keys = tmp_path / "keys.toml"
@@ -272,7 +265,7 @@ async def test_with_keys_copies_are_sealed(prefix: str, tmp_path: Path, shells: 
     keys.write_text(f'default = "{base64.b64encode(b"a" * 32).decode()}"\n')
     media = open_media(StorageConfig(disk_dir=(str(tmp_path / "disk"),), keys=str(keys)))
     sequence, pages = Sequence.make(1, 1), [0, 1, 2, 3]
-    async with running_storage(prefix, media, sparse=True) as cell:
+    async with running_storage(shm_prefix, media, sparse=True) as cell:
         await cell.save(sequence, device=pages)
         await told(cell, ChunksListed, 1)
         expected = of_device(cell, pages, 1)
@@ -285,7 +278,7 @@ async def test_with_keys_copies_are_sealed(prefix: str, tmp_path: Path, shells: 
 
 
 async def test_a_storage_without_memory_for_copies_serves_without_them(
-    prefix: str, tmp_path: Path, shells: list[StorageShell]
+    shm_prefix: str, tmp_path: Path, shells: list[StorageShell]
 ) -> None:
     """One chunk of KV fits in the memory for chunks on their way, its copy does not."""
     geometry = KvGeometry(layers=16, kv_heads=8, head_dim=64, page_size=16, dtype="float16")
@@ -293,7 +286,7 @@ async def test_a_storage_without_memory_for_copies_serves_without_them(
     sequence = Sequence.make(1, 1, geometry=geometry)
     assert SparseLayout.of(geometry).blob_bytes(is_sealed=True) > budget
     async with running_storage(
-        prefix, Media(DiskBackend([str(tmp_path)])), geometry=geometry, sparse=True, staging_bytes=budget
+        shm_prefix, Media(DiskBackend([str(tmp_path)])), geometry=geometry, sparse=True, staging_bytes=budget
     ) as cell:
         saved = await cell.save(sequence, device=[0, 1, 2, 3])
 

@@ -45,7 +45,7 @@ def test_a_chat_s_content_is_compared_as_text_is() -> None:
     [
         ([event([5], "a"), event([5], "a")], "token 1 differs"),
         ([event([5], "a"), event([7], "c")], "token 1 differs"),
-        ([event([5, 6, 7, 8], "abcd")], "token 0 differs"),
+        ([event([5, 6, 7, 8], "abcd")], "token 3 differs"),
         ([event([5], "x")], "text differs"),
         ([event([5, 6, 7], "abc", "length"), event([], "", "length")], "after its end"),
         ([{"choices": [{"index": 1, "token_ids": [5]}]}], "choice 1"),

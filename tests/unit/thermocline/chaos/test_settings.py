@@ -1,7 +1,5 @@
 """Settings of a run."""
 
-from pathlib import Path
-
 import pytest
 
 from shared.errors import ConfigError
@@ -23,10 +21,3 @@ def test_a_bad_flag_is_refused_before_anything_starts(capsys: pytest.CaptureFixt
     """With the exit code for it."""
     assert main(["--workers", "0"]) == 2
     assert "--workers must be at least 1" in capsys.readouterr().err
-
-
-def test_the_pools_are_smaller_than_what_the_load_touches(tmp_path: Path) -> None:
-    """So that every tier is busy: device over host over disk."""
-    cell = ChaosSettings().cell(tmp_path)
-
-    assert cell.device_kv_bytes < cell.host_kv_bytes < cell.disk_kv_bytes  # type: ignore[operator]

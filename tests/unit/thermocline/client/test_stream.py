@@ -77,3 +77,22 @@ async def test_margins_and_the_prompt_are_read_where_they_were_asked_for() -> No
 
     assert (answer.margins, answer.prompt_token_ids) == ([2.5, 0.25], [7, 8])
     assert (await answer_of(ENDED)).margins == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"code": "queue_full", "type": "server_error"}, "queue_full"),
+        ({"code": None, "type": "server_error"}, "server_error"),
+    ],
+)
+async def test_a_refusal_is_named_by_its_code_or_else_by_its_type(error: dict[str, Any], code: str) -> None:
+    """OpenAI's errors may have no code."""
+    body = {"error": error | {"message": "no"}}
+    transport = httpx.MockTransport(lambda request: httpx.Response(503, json=body))
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        with pytest.raises(RequestError) as refused:
+            await stream_answer(client, "/v1/completions", {"prompt": "hi"})
+
+    assert refused.value.code == code

@@ -51,7 +51,7 @@ def test_a_healthy_machine_has_no_remarks() -> None:
     [
         ({"system": "Darwin arm64"}, {"system": "bad"}),
         ({"python": (3, 10, 9)}, {"python": "bad"}),
-        ({"python": (3, 14, 0)}, {"python": "bad"}),
+        ({"python": (3, 15, 0)}, {"python": "bad"}),
         ({"torch_error": "no module"}, {"torch": "bad"}),
         ({"libraries_too_old": ("torch 2.1 is installed",)}, {"libraries": "bad"}),
         ({"libraries_untried": ("torch 9.9 was never tried",)}, {"libraries": "note"}),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def maker() -> Iterator[PromptMaker]:
     made = PromptMaker(MODEL)
     yield made
     made.close()
+
+
+@contextlib.contextmanager
+def maker_with(folder: Path, change: Callable[[str], str | None]) -> Iterator[PromptMaker]:
+    """A maker for a model whose chat template is what ``change`` makes of it."""
+    path = make_checkpoint("llama", folder / "model")
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = change(settings["chat_template"])
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with contextlib.closing(PromptMaker(path)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -68,15 +80,9 @@ def test_an_answer_ends_as_the_model_ends_it(maker: PromptMaker, tokenizer: Toke
 
 def test_what_a_template_puts_behind_the_end_is_not_scored(tmp_path: Path) -> None:
     """A line break after the end of a message is the template's, not the model's."""
-    path = make_checkpoint("llama", tmp_path / "model")
-    settings = json.loads((path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = settings["chat_template"].replace("'<|end|>'", "'<|end|>\n'")
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    maker = PromptMaker(path)
+    with maker_with(tmp_path, lambda template: template.replace("'<|end|>'", "'<|end|>\n'")) as maker:
+        (prompts,) = maker.prompts(task_of("A document."))
 
-    (prompts,) = maker.prompts(task_of("A document."))
-
-    maker.close()
     assert [answer[-1] for answer in prompts.asked[0].answers] == [2, 2, 2]
 
 
@@ -95,27 +101,14 @@ def test_a_text_prompt_is_the_texts_themselves(maker: PromptMaker, tokenizer: To
 
 def test_a_template_that_rewrites_history_is_refused(tmp_path: Path) -> None:
     """A prefix cannot be shared if the next message changes it."""
-    path = make_checkpoint("llama", tmp_path / "model")
-    settings = json.loads((path / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{{ messages | length }}" + settings["chat_template"]
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    maker = PromptMaker(path)
-
-    with pytest.raises(ConfigError, match="rewrites earlier messages"):
+    with (
+        maker_with(tmp_path, lambda template: "{{ messages | length }}" + template) as maker,
+        pytest.raises(ConfigError, match="rewrites earlier messages"),
+    ):
         maker.prompts(task_of("A document."))
-
-    maker.close()
 
 
 def test_a_model_without_a_template_needs_the_other_layout(tmp_path: Path) -> None:
     """The message says which."""
-    path = make_checkpoint("llama", tmp_path / "model")
-    settings = json.loads((path / "tokenizer_config.json").read_text())
-    del settings["chat_template"]
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    maker = PromptMaker(path)
-
-    with pytest.raises(ConfigError, match='"layout": "text"'):
+    with maker_with(tmp_path, lambda _: None) as maker, pytest.raises(ConfigError, match='"layout": "text"'):
         maker.prompts(task_of("A document."))
-
-    maker.close()

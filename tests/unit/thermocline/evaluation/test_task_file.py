@@ -106,7 +106,7 @@ def test_every_fault_is_told_with_its_place() -> None:
             {"ends_with": "\n"},
             "$.ends_with: is for the layout text; the chat template says how an answer ends",
         ),
-        ({"groups": []}, "$: has groups, so shared_prefix and questions belong into them"),
+        ({"groups": []}, "$: has groups, so shared_prefix and questions belong inside them"),
         ({"shared_prefix": None, "questions": None, "groups": []}, "$.groups: is empty"),
     ],
 )

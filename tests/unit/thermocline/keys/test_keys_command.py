@@ -66,7 +66,7 @@ def test_keys_are_added_and_revoked_one_by_one(
     ("argv", "code", "reason"),
     [
         (["new", "acme"], EXIT_FAILED, "there is a tenant acme already"),
-        (["new", "operator"], EXIT_USAGE, "taken by the administration"),
+        (["new", "operator"], EXIT_USAGE, "reserved for the administration"),
         (["add", "nobody"], EXIT_FAILED, "there is no tenant nobody"),
         (["revoke", "acme", "0123"], EXIT_FAILED, "has no key 0123"),
         (["add", "acme", "--stdin"], EXIT_FAILED, "a key must be random"),

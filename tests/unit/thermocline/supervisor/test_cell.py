@@ -108,19 +108,19 @@ def test_an_external_broker_is_used_as_named(tmp_path: Path) -> None:
     assert (cell.nats_port, cell.nats_urls) == (0, ("nats://broker:4222",))
 
 
-@pytest.mark.parametrize(("host", "url_host"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
-def test_the_base_url_is_reachable_from_here(tmp_path: Path, host: str, url_host: str) -> None:
-    """A wildcard address is no address to connect to."""
-    cell = resolve(SupervisorConfig(port=0, host=host), tmp_path)
+@pytest.mark.parametrize(
+    ("config", "address"),
+    [
+        (SupervisorConfig(port=0, host="0.0.0.0"), "http://127.0.0.1"),
+        (SupervisorConfig(port=0, host="127.0.0.1"), "http://127.0.0.1"),
+        (SupervisorConfig(port=0, tls_cert="a.pem", tls_key="b.pem"), "https://127.0.0.1"),
+    ],
+)
+def test_the_base_url_is_reachable_from_here(tmp_path: Path, config: SupervisorConfig, address: str) -> None:
+    """A wildcard address is no address to connect to; with a certificate it is https."""
+    cell = resolve(config, tmp_path)
 
-    assert cell.base_url == f"http://{url_host}:{cell.port}"
-
-
-def test_with_a_certificate_the_gateway_is_reached_by_https(tmp_path: Path) -> None:
-    """The supervisor asks it whether the cell is ready, and tells people where it is."""
-    cell = resolve(SupervisorConfig(port=0, tls_cert="a.pem", tls_key="b.pem"), tmp_path)
-
-    assert cell.base_url == f"https://127.0.0.1:{cell.port}"
+    assert cell.base_url == f"{address}:{cell.port}"
 
 
 def test_the_bundled_model_runs_in_float32_on_a_cpu() -> None:

@@ -33,6 +33,14 @@ def test_importance_without_anything_to_read_is_told(config: SupervisorConfig, m
     assert "\n" not in line
 
 
+def test_hidden_states_in_the_place_of_kv_are_told() -> None:
+    """Sparse copies are made of KV, and a form of layers saves none."""
+    line = notice(SupervisorConfig(sparse=True, disk_dir=("/d",), hidden_form="0/4/0"))
+
+    assert line.startswith("Note: with --hidden-form 0/4/0 no KV is saved")
+    assert notice(SupervisorConfig(sparse=True, disk_dir=("/d",), hidden_form="off")) == ""
+
+
 def test_there_is_nothing_to_tell_otherwise() -> None:
     """Importance is off, or the form is kept."""
     assert notice(SupervisorConfig()) == ""

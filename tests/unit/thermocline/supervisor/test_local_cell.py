@@ -31,18 +31,12 @@ def record(folder: Path, name: str, *, started: int | None = None) -> None:
 
 
 def test_the_only_cell_that_runs_is_meant(tmp_path: Path) -> None:
-    """Records of cells that ended without taking theirs away are passed over."""
-    record(tmp_path, "runs")
+    """Records of cells that ended without taking theirs away are passed over; without a cell nothing is added."""
     record(tmp_path, "ended", started=1)
-
-    assert broker_flags(["stat"], {}, tmp_path) == ["--nats", "nats://operator:secret@runs:4222"]
-
-
-def test_without_a_cell_the_command_does_as_it_always_does(tmp_path: Path) -> None:
-    """It tries the usual address."""
-    record(tmp_path, "ended", started=1)
-
     assert broker_flags(["stat"], {}, tmp_path) == []
+
+    record(tmp_path, "runs")
+    assert broker_flags(["stat"], {}, tmp_path) == ["--nats", "nats://operator:secret@runs:4222"]
 
 
 @pytest.mark.parametrize(

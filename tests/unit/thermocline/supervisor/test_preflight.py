@@ -111,6 +111,18 @@ def test_ranks_must_divide_the_model(ranks: int, fault: str) -> None:
     assert (fault in "\n".join(found)) if fault else found == []
 
 
+def test_ranks_take_quantised_weights(tmp_path: Path) -> None:
+    """Each dequantises its part."""
+    model = bundled_model()
+    assert model is not None
+    copy = shutil.copytree(model, tmp_path / "quantised")
+    described = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+    (copy / "config.json").write_text(json.dumps(described | {"quantization_config": awq}), encoding="utf-8")
+
+    assert faults(SupervisorConfig(tensor_parallel=2), model=copy) == []
+
+
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what the driver says, without PyTorch; fewer than the ranks need, too."""
     config = WorkerConfig(model=str(bundled_model()), device="cuda", tensor_parallel=2)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from thermocline.supervisor import readiness, shortfalls
+from thermocline.supervisor import readiness
 
 URL = "http://cell"
 DEVICE = {"worker_id": "worker-0", "kind": "cpu", "name": "a processor"}
@@ -51,5 +51,5 @@ def test_workers_of_an_earlier_cell_make_none_ready(asked: list[dict[str, Any]])
 
 def test_what_is_missing_is_told_of_a_cell_that_serves(asked: list[dict[str, Any]]) -> None:
     """Not while it has no worker, or one that has said nothing yet."""
-    assert asyncio.run(shortfalls.degraded_lines(URL)) == ["Degraded: storage, disk (--disk-dir)"]
+    assert asyncio.run(readiness.degraded_lines(URL)) == ["Degraded: storage, disk (--disk-dir)"]
     assert asked == [OF_AN_EARLIER_CELL, NOT_READY, OF_AN_EARLIER_CELL, READY]

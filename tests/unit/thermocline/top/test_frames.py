@@ -15,7 +15,7 @@ from services.gateway.openai_schema.cell import CellReport
 from services.gateway.openai_schema.explanation import Explanation
 from tests.ui.stand_in import a_cell, a_tree, explanation, node
 from thermocline.top.frames import VIEWS, body_rows, frame
-from thermocline.top.request_figures import cached_share, ttft_quantile_ms
+from thermocline.top.overview import cached_share, ttft_quantile_ms
 from thermocline.top.source import Snapshot
 from thermocline.top.styles import PARTS, SOURCES, LogScale, Mark, bar, milliseconds
 
@@ -111,7 +111,7 @@ def test_what_is_old_is_said_to_be_old() -> None:
     text = text_of(Snapshot("scheduler away", "it is silent", known.cell, known.requests), "overview")
 
     assert "● scheduler away" in text
-    assert "it is silent (what follows is old)" in text
+    assert "it is silent (the data below are old)" in text
     assert "running 5" in text
 
 

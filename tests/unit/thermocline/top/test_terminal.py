@@ -152,7 +152,7 @@ async def test_it_says_what_is_wrong_and_goes_on_when_it_is_right(tmp_path: Path
             await terminal.shows("● live")
             stand_in.scheduler_error = "the scheduler is silent"
             await terminal.shows("● scheduler away")
-            await terminal.shows("(what follows is old)")
+            await terminal.shows("(the data below are old)")
             stand_in.scheduler_error = ""
             stand_in.key = "quite-another-admin-key"
             await terminal.shows("● unauthorised")

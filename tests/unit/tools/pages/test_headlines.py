@@ -64,7 +64,7 @@ def test_nodes_of_a_ladder_are_said_to_be_on_one_machine(results: Path) -> None:
     change(results, "ttft_ladder", add)
 
     found = row(render("results/headlines.md", results), "TTFT by the tier")
-    assert "both nodes on one machine: network namespaces of one machine" in found
+    assert "| nodes are network namespaces of one machine |" in found
 
 
 def test_an_answer_that_changed_is_counted(results: Path) -> None:

@@ -4,7 +4,6 @@ interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +15,20 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.device_pool import DevicePool
 from services.worker.proving.parts import ATTENTION
 from services.worker.proving.table import Attempt, Proof, ProofTable
+from tests.cuda.played_capture import PlayedCapture
 from tests.engine_driver import Request, page_tables, random_prompt, run_step
 from tests.run_name import shm_prefix
 
 STEPS = (
-    ((0, 60), (1, 9)),
-    ((1, 40), (0, 1)),
-    ((0, 1), (2, 33), (1, 1)),
+    ((0, 40), (1, 9)),
+    ((1, 28), (0, 1)),
+    ((0, 1), (2, 17), (1, 1)),
     ((0, 1), (1, 1), (2, 1)),
     ((0, 3), (1, 1), (2, 20)),
 )
 """(request, rows) of each step: prompts in chunks, short and long, beside rows that decode."""
 
-LENGTHS = (70, 60, 60)
+LENGTHS = (46, 40, 38)
 
 
 def load(directory: Path, page_size: int, tokens: int) -> ModelRunner:
@@ -67,22 +67,6 @@ def logits(directory: Path, page_size: int, way: str) -> tuple[list[np.ndarray],
             found.append([*made, each.pool.tensor.numpy().copy()])
         runner.close()
     return found[0], found[1]
-
-
-class _Played:
-    def __init__(self, run: Callable[[], None]) -> None:
-        self.replay = run
-
-
-class PlayedCapture:
-    """A graph computes its work over what memory holds when it is replayed."""
-
-    def graph_of(self, run: Callable[[], None]) -> _Played:
-        run()
-        return _Played(run)
-
-    def used_bytes(self) -> int:
-        return 0
 
 
 def captured(directory: Path, lengths: list[int]) -> tuple[str, np.ndarray, np.ndarray, float]:

@@ -19,6 +19,7 @@ from tests.adapters import ATTENTION, MLP, make_adapter, merged_model
 from tests.engine_driver import page_tables, random_prompt
 from tests.reference import Reference
 from tests.unit.worker.runners import LoadRunner
+from tests.unit.worker.torch_threads import torch_threads
 
 NEW_TOKENS = 12
 FORWARDS = ("fused", "portable")
@@ -44,12 +45,12 @@ class Sequence:
         return self.tokens[self.prompt :]
 
 
-def generate(runner: ModelRunner, sequences: list[Sequence], *, chunk: int = 9) -> None:
+def generate(runner: ModelRunner, sequences: list[Sequence]) -> None:
     """Greedy tokens of all sequences in common steps, prompts in chunks; the first starts a step before the second."""
     started = 1
     while any(len(each.output) < NEW_TOKENS for each in sequences):
         work = [
-            (each, min(chunk, len(each.tokens) - each.computed))
+            (each, min(9, len(each.tokens) - each.computed))
             for each in sequences[:started]
             if len(each.output) < NEW_TOKENS
         ]
@@ -90,8 +91,10 @@ def adapter(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return make
 
 
-@pytest.mark.parametrize("forward", FORWARDS)
-@pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    ("family", "forward"),
+    [*((family, "fused") for family in ("llama", "llama3", "qwen2", "qwen3", "mistral")), ("llama", "portable")],
+)
 def test_mixed_batch_gives_the_tokens_of_merged_weights(
     load_runner: LoadRunner, checkpoint: Callable[[str], Path], adapter: Callable[..., Path], family: str, forward: Any
 ) -> None:
@@ -167,18 +170,15 @@ def test_rows_of_an_adapter_do_not_depend_on_their_batch(
     assert torch.equal(torch.stack(alone.logits), torch.stack(beside.logits))
 
 
-def test_threads_and_chunks_change_no_bit(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
-    """Threads share rows where there are few, and a prompt may come in any pieces of several tokens."""
+def test_threads_change_no_bit(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
+    """Threads share rows where there are few."""
     runner = load_runner("llama", forward="fused")
     digest = load_into(runner, adapter("llama", targets=(*ATTENTION, *MLP)))
     found = []
-    for threads, chunk in ((1, 9), (3, 9), (2, 9)):
+    for threads in (1, 3, 2):
         sequence = Sequence(random_prompt(21, 5), page_tables(runner, [40], seed=threads)[0], digest)
-        torch.set_num_threads(threads)
-        try:
-            generate(runner, [sequence], chunk=chunk)
-        finally:
-            torch.set_num_threads(1)
+        with torch_threads(threads):
+            generate(runner, [sequence])
         found.append(torch.stack(sequence.logits))
 
     assert all(torch.equal(each, found[0]) for each in found)
@@ -275,11 +275,3 @@ def test_models_whose_steps_call_modules_piece_by_piece_are_refused(
 
     with pytest.raises(AdapterRefused, match="it attends by code of its own"):
         load_into(runner, adapter("bloom", targets=("query_key_value",)))
-
-
-def test_layers_that_expand_latents_are_refused(load_runner: LoadRunner, adapter: Callable[..., Path]) -> None:
-    """Attention to latents does not call them."""
-    runner = load_runner("mla")
-
-    with pytest.raises(AdapterRefused, match=r"kv_b_proj is not called once for all tokens"):
-        load_into(runner, adapter("mla", targets=("q_b_proj", "kv_b_proj")))

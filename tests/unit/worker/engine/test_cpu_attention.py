@@ -14,11 +14,13 @@ from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.kv.device_pool import DevicePool
 from shared.messages.pools import KvGeometry
+from tests.cases import case
 from tests.run_name import shm_prefix
 from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.paged_batches import Batch, Shape, make_batch
+from tests.unit.worker.native.pages import segments_of
 
-SEGMENTS = ((1, 0), (5, 0), (1, 70), (40, 30), (600, 0), (300, 100))
+SEGMENTS = ((1, 0), (5, 0), (1, 70), (40, 30), (300, 0), (270, 100))
 """The last two are longer than a block of the portable path."""
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,35 +48,27 @@ def made(request: pytest.FixtureRequest) -> Iterator[tuple[Batch, DevicePool]]:
     pool.close()
 
 
-@pytest.mark.parametrize("path", ["compiled", "portable"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer_equals_the_oracle(
-    made: tuple[Batch, DevicePool], kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Batch, DevicePool], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Single rows, prompts and chunks of prompts, in pages that lie anywhere and in pages that follow one another."""
+    """Single rows, prompts and chunks of prompts, by compiled kernels and by the portable path."""
     batch, pool = made
-    backend = CpuAttention(pool)
-    if path == "portable":
-        monkeypatch.setattr(backend, "kernels", lambda heads: (None, None))
-    segments = _segments(batch)
+    compiled, portable = CpuAttention(pool), CpuAttention(pool)
+    monkeypatch.setattr(portable, "_kernels", lambda shape: (None, None))
+    segments = segments_of(batch)
     query = batch.q.transpose(0, 1)[None]
     new = _new_rows(batch, segments)
     settings = {"window": None, "softcap": None, **KINDS[kind]}
     call = AttentionCall(layer=0, query=query, key=new[0], value=new[1], scaling=0.25, extras={}, **settings)
+    meta = ForwardMeta.build(segments, pool.geometry.page_size, "cpu")
 
-    found = backend.for_step(ForwardMeta.build(segments, pool.geometry.page_size, "cpu"))(call)
+    found = [backend.for_step(meta)(call).clone() for backend in (compiled, portable)]
 
     expected = oracles.paged_attention(batch.q, batch.k_pool, batch.v_pool, batch.paged, scaling=0.25, **KINDS[kind])
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-
-
-def _segments(batch: Batch) -> list[Segment]:
-    edges = batch.paged.cu_rows.tolist()
-    tables = batch.paged.page_table.numpy()
-    return [
-        Segment(end - start, context, table)
-        for start, end, context, table in zip(edges, edges[1:], batch.paged.context.tolist(), tables, strict=False)
-    ]
+    for path, each in zip(("compiled", "portable"), found, strict=True):
+        with case(path=path):
+            torch.testing.assert_close(each, expected, atol=2e-5, rtol=2e-5)
 
 
 def _new_rows(batch: Batch, segments: list[Segment]) -> list[torch.Tensor]:

@@ -95,7 +95,7 @@ class Decoding:
         return self.runner.pool.tensor.clone()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", *UNLIKE])
+@pytest.mark.parametrize("family", ["llama", "gemma2", *UNLIKE])
 def test_every_batch_size_gives_the_logits_of_an_ordinary_step(family: str, load_runner: LoadRunner) -> None:
     """Padding changes nothing: not the logits, and of the pool only the slots of the step's own tokens."""
     runner = load_runner(family, tokens=512)
@@ -117,7 +117,7 @@ def test_a_larger_step_before_leaves_nothing_behind(load_runner: LoadRunner) -> 
     """Its page tables and contexts are still in the memory of which the smaller one has the first rows."""
     runner = load_runner("llama", tokens=512)
     graphs, _ = graphs_of(runner)
-    large, small = Decoding(runner, [60, 50, 40, 30, 20], seed=1), Decoding(runner, [2, 33, 5], seed=40)
+    large = Decoding(runner, [60, 50, 40, 30, 20], seed=1)
     graphs.replay(large.ids, large.positions, large.meta(), large.last_rows)
     small = Decoding(runner, [2, 33, 5], seed=40)
     expected = small.eager()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import GPT2Config, Qwen3MoeConfig
 
+from services.worker.engine.model_loading import load_config
 from tests.checkpoints import VOCAB_SIZE, save_checkpoint
 from tests.run_name import shm_prefix
 from tests.unit.worker.engine.exact_models import try_model, unknown_operators
@@ -22,15 +24,26 @@ def ordered() -> Iterator[Interpreter]:
         yield running
 
 
+def shallow(path: Path, into: Path) -> str:
+    """Where a checkpoint lies that is like the one in ``path``, with two layers: one of each kind that it has."""
+    config: Any = load_config(path)
+    config.num_hidden_layers = 2
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:2]
+    return str(save_checkpoint(config, into))
+
+
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("qwen2", "float32"), ("qwen3", "bfloat16"), ("gemma2", "bfloat16"), ("opt", "bfloat16")],
 )  # fmt: skip
-def test_models_are_exact(ordered: Interpreter, checkpoint: Callable[[str], Path], family: str, dtype: str) -> None:
+def test_models_are_exact(
+    ordered: Interpreter, checkpoint: Callable[[str], Path], tmp_path: Path, family: str, dtype: str
+) -> None:
     """Biases, norms of heads, windows, soft caps and layer norms: the same bits whole, beside others, in chunks, one
     token at a time and in batches.
     """
-    assert ordered.call(try_model, str(checkpoint(family)), dtype, shm_prefix("exact")) == ""
+    assert ordered.call(try_model, shallow(checkpoint(family), tmp_path), dtype, shm_prefix("exact")) == ""
 
 
 def test_transposed_weights_are_exact(ordered: Interpreter, tmp_path: Path) -> None:

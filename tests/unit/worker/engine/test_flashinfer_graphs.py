@@ -35,9 +35,10 @@ from tests.unit.worker.runners import LoadRunner
 MOST_ROWS = 12
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = Machine(version=request.param, takes_float32=True)
+    """With the latest version of FlashInfer whose signatures are recorded, unless a test names others."""
+    made = Machine(version=getattr(request, "param", VERSIONS[-1]), takes_float32=True)
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in.module(made))
     return made
 
@@ -60,7 +61,8 @@ class Sharing(Decoding):
             table[: shared // self.page_size] = self.tables[0][: shared // self.page_size]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+@pytest.mark.parametrize("machine", VERSIONS, indirect=True)
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_every_batch_size_gives_the_logits_of_an_ordinary_step(
     family: str, load_runner: LoadRunner, machine: Machine
 ) -> None:

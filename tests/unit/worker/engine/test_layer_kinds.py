@@ -21,9 +21,8 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.probe import Verification, layout_of
 from shared.errors import UnsupportedModel
 from tests.checkpoints import MAX_POSITIONS, SLIDING_WINDOW, make_checkpoint, save_checkpoint
-from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
 from tests.run_name import shm_prefix
-from tests.unit.worker.engine.answers import greedy_tokens
+from tests.unit.worker.engine.answers import assert_answers_as
 
 KINDS = ("gpt_oss", "llama4", "roberta")
 
@@ -36,28 +35,15 @@ def load(path: Path, page_size: int = 16) -> ModelRunner:
 
 
 @pytest.mark.usefixtures("decode_kernel")
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    ("page_size", "decode_kernel"), [(1, "native"), (16, "native"), (16, "portable")], indirect=["decode_kernel"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_the_librarys(
     kind: str, page_size: int, checkpoint: Callable[[str], Path], reference: Callable[..., Any]
 ) -> None:
-    """Of prompts of several chunks and windows, computed in pieces, beside one another and behind a prefix that another
-    has left.
-    """
-    runner = load(checkpoint(kind), page_size)
-    prompts = [random_prompt(70, seed=1), random_prompt(40, seed=2), random_prompt(70, seed=1)]
-    try:
-        tables = page_tables(runner, [100, 60, 100], seed=3)
-        tables[2][: 48 // page_size] = tables[0][: 48 // page_size]
-        requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
-        decode_greedily(runner, requests[:2], chunks=[33, 11], new_tokens=16)
-        requests[2].computed = 48
-        decode_greedily(runner, requests[2:], chunks=[22], new_tokens=16)
-    finally:
-        runner.close()
-
-    answers = [greedy_tokens(reference(kind), prompt, 16) for prompt in prompts[:2]]
-    assert [request.output for request in requests] == [*answers, answers[0]]
+    """However their prompts are cut and placed, and whatever computes attention."""
+    assert_answers_as(reference(kind), load(checkpoint(kind), page_size))
 
 
 def without(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
@@ -89,7 +75,9 @@ def test_a_chunk_longer_than_the_check_is_found_too(tmp_path: Path, monkeypatch:
     config.attention_chunk_size, config.floor_scale = 1024, 1024
     path = save_checkpoint(config, tmp_path / "long")
     load(path).close()
-    monkeypatch.setattr(told_positions, "_counting", lambda forward, *args, **kwargs: forward(*args, **kwargs))
+    monkeypatch.setattr(
+        told_positions, "_counting", lambda forward, cache, /, *args, **kwargs: forward(*args, **kwargs)
+    )
     with pytest.raises(UnsupportedModel, match="other logits than its own attention"):
         load(path)
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from tests.reference import Reference
 from tests.run_name import shm_prefix
 
 LoadRunner = Callable[..., ModelRunner]
-NEW_TOKENS = 30
+NEW_TOKENS = 18
 
 
 @functools.cache
@@ -35,10 +35,15 @@ def decided_prompt(model: Any, start: list[int], length: int) -> list[int]:
     return truth(model).decided(lambda: [*start, *random_prompt(length, seed=next(seeds))], NEW_TOKENS)
 
 
-# The kernels do not know of families: those with and without windows stand for all where the page size is another.
+# Attention does not know of families: some stand for all that have heads like theirs, with a window or without.
+KINDS = ("llama", "gemma2", *UNLIKE)
+KERNELS = [
+    *itertools.product([*FAMILIES, *UNLIKE], ["native"]),
+    *itertools.product(["llama", "mistral", "opt", *UNLIKE], ["portable"]),
+]
 CASES = [
-    *itertools.product([*FAMILIES, *UNLIKE], [16], ["native", "portable"]),
-    *itertools.product(["llama", "gemma2", "mla", "gemma4"], [1, 32, 64], ["native"]),
+    *((family, 16, kernel) for family, kernel in KERNELS),
+    *itertools.product(["llama", "gemma2", "mla", "gemma4"], [1, 64], ["native"]),
 ]
 
 
@@ -49,7 +54,7 @@ def test_greedy_tokens_equal_generate(
     """Chunked prefill, mixed batches and shuffled pages change no token, windows exceeded or not."""
     runner = load_runner(family, page_size=page_size)
     model = reference(family)
-    prompts = [decided_prompt(model, [], length) for length in (5, 37, 2 * SLIDING_WINDOW + 43)]
+    prompts = [decided_prompt(model, [], length) for length in (5, 50, 2 * SLIDING_WINDOW + 43)]
     tables = page_tables(runner, [len(prompt) + NEW_TOKENS for prompt in prompts], seed=page_size)
     requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
 
@@ -59,7 +64,7 @@ def test_greedy_tokens_equal_generate(
 
 
 @pytest.mark.parametrize("same_step", [False, True])
-@pytest.mark.parametrize("family", [*FAMILIES, *UNLIKE])
+@pytest.mark.parametrize("family", KINDS)
 def test_prefix_hits_change_no_token(
     family: str, same_step: bool, load_runner: LoadRunner, reference: Callable[..., Any]
 ) -> None:
@@ -82,25 +87,25 @@ def test_prefix_hits_change_no_token(
     assert second.output == truth(reference(family)).greedy([*shared, *suffix], NEW_TOKENS)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *UNLIKE])
+@pytest.mark.parametrize("family", KINDS)
 def test_long_chunks_after_context_give_the_same_logits(
     family: str, load_runner: LoadRunner, reference: Callable[..., Any]
 ) -> None:
     """Chunks longer than a block of query rows, after context, agree with one pass over the whole prompt."""
     runner = load_runner(family)
-    prompt = random_prompt(700, seed=4)
-    (table,) = page_tables(runner, [700], seed=5)
+    prompt = random_prompt(400, seed=4)
+    (table,) = page_tables(runner, [400], seed=5)
     request = Request(prompt, table)
 
-    logits = torch.cat([run_step(runner, [(request, rows)]) for rows in (101, 598, 1)])
+    logits = torch.cat([run_step(runner, [(request, rows)]) for rows in (101, 298, 1)])
 
     with torch.inference_mode():
-        expected = reference(family)(torch.tensor([prompt])).logits[0, [100, 698, 699]]
+        expected = reference(family)(torch.tensor([prompt])).logits[0, [100, 398, 399]]
     torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", *UNLIKE])
+@pytest.mark.parametrize("family", ["llama", "mistral", *UNLIKE])
 def test_placement_does_not_change_a_bit(family: str, dtype: str, decode_kernel: str, load_runner: LoadRunner) -> None:
     """Consecutive pages, which are read in place, and shuffled ones, which are gathered, give equal logits."""
     runner = load_runner(family, dtype=dtype)
@@ -114,7 +119,7 @@ def test_placement_does_not_change_a_bit(family: str, dtype: str, decode_kernel:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*FAMILIES, *UNLIKE])
+@pytest.mark.parametrize(("family", "decode_kernel"), KERNELS, indirect=["decode_kernel"])
 def test_a_decoding_request_does_not_notice_its_batch(
     family: str, dtype: str, decode_kernel: str, load_runner: LoadRunner
 ) -> None:
@@ -165,9 +170,11 @@ class _LoadingGate:
         self.runner.pool.tensor[layer][:, self.pages] = self.saved[layer]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_attention_waits_for_the_layers_loads(family: str, load_runner: LoadRunner) -> None:
-    """KV that arrives during the step, layer by layer through the gate, gives the logits of KV that was there."""
+    """KV that arrives during the step, layer by layer through the gate, gives the logits of KV that was there: in a
+    fused forward and in the library's modules.
+    """
     runner = load_runner(family)
     (table,) = page_tables(runner, [64], seed=11)
     prompt = random_prompt(60, seed=12)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import itertools
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.native_work import cut_tiles, find_decode_work, find_extend_work
 from services.worker.native.extend import SPAN_KEYS, TILE_ROWS
+from tests.unit.worker.torch_threads import torch_threads
 
 
 def test_work_splits_a_segment_at_fixed_positions() -> None:
@@ -77,15 +77,18 @@ def test_tiles_cover_every_row_and_key_once(
     """Whatever the group, no tile is larger than the kernel's scratch memory holds, and its units hold its spans."""
     bounds, ranges = _bounds(shapes, window)
 
-    with _threads(threads):
+    with torch_threads(threads):
         tiling = cut_tiles(ranges, bounds, group, kv_heads)
 
     rows = [(segment, row) for segment, first, last, *_ in tiling.tiles.tolist() for row in range(first, last)]
     assert sorted(rows) == [(segment, row) for segment, first, last in ranges for row in range(first, last)]
     assert (tiling.tiles[:, 2] - tiling.tiles[:, 1]).max() <= max(1, TILE_ROWS // group)
+    units_of = {
+        number: list(units) for number, units in itertools.groupby(sorted(tiling.units.tolist()), itemgetter(0))
+    }
     for number, (_, first, last, first_span, first_part, last_part) in enumerate(tiling.tiles.tolist()):
         seen = range(bounds[0, first, 0] // SPAN_KEYS, -(-bounds[0, last - 1, 1] // SPAN_KEYS))
-        units = sorted(unit for unit in tiling.units.tolist() if unit[0] == number)
+        units = units_of[number]
         if first_part == last_part:
             assert units == [[number, seen.start, seen.stop, -1]]
         else:
@@ -97,7 +100,7 @@ def test_tiles_cover_every_row_and_key_once(
 
 def test_few_rows_that_see_many_keys_are_work_for_all_threads() -> None:
     """A question about a long document is cut along the document; a chunk of a prompt is not, having rows enough."""
-    with _threads(2):
+    with torch_threads(2):
         question, chunk = (
             cut_tiles(ranges, bounds, 2, 1)
             for bounds, ranges in (_bounds([(53, 130_480)], None), _bounds([(2_048, 130_480)], None))
@@ -120,13 +123,3 @@ def _bounds(
     if window is not None:
         bounds[0, :, 0] = np.maximum(0, bounds[0, :, 1] - window)
     return bounds, ranges
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -19,15 +19,16 @@ from services.worker.engine.model_loading import load_config
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.own_attention import OwnAttention, in_order
 from services.worker.engine.probe import LayoutProbe
+from services.worker.kv.planes import LatentsKept
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared.errors import InvariantViolated, UnsupportedModel
 from tests.checkpoints import save_checkpoint
-from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
-from tests.unit.worker.engine.answers import greedy_tokens
+from tests.engine_driver import Request, page_tables, random_prompt, run_step
+from tests.unit.worker.engine.answers import assert_answers_as
 from tests.unit.worker.engine.test_layer_kinds import load
 
-KINDS = ("bloom", "falcon", "doge")
+KINDS = ("bloom", "falcon", "doge", "indexed")
 
 
 @pytest.fixture
@@ -42,22 +43,11 @@ def bloom(checkpoint: Callable[[str], Path]) -> Any:
 def test_answers_are_the_librarys(
     kind: str, page_size: int, checkpoint: Callable[[str], Path], reference: Callable[..., Any]
 ) -> None:
-    """Computed in pieces, beside one another and behind a prefix that another has left."""
+    """However their prompts are cut and placed."""
     runner = load(checkpoint(kind), page_size)
-    prompts = [random_prompt(70, seed=1), random_prompt(40, seed=2), random_prompt(70, seed=1)]
-    try:
-        assert runner.attends_itself
-        tables = page_tables(runner, [100, 60, 100], seed=3)
-        tables[2][: 48 // page_size] = tables[0][: 48 // page_size]
-        requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
-        decode_greedily(runner, requests[:2], chunks=[33, 11], new_tokens=16)
-        requests[2].computed = 48
-        decode_greedily(runner, requests[2:], chunks=[22], new_tokens=16)
-    finally:
-        runner.close()
 
-    answers = [greedy_tokens(reference(kind), prompt, 16) for prompt in prompts[:2]]
-    assert [request.output for request in requests] == [*answers, answers[0]]
+    assert runner.attends_itself
+    assert_answers_as(reference(kind), runner)
 
 
 def test_a_page_may_be_filled_and_be_a_prefix_in_one_step(bloom: ModelRunner, reference: Callable[..., Any]) -> None:
@@ -109,6 +99,17 @@ def test_each_layer_waits_for_its_loads(bloom: ModelRunner) -> None:
     run_step(bloom, [(Request(random_prompt(5, 1), page_tables(bloom, [8], seed=1)[0]), 5)], gate=Gate())
 
     assert waited == [0, 1, 2]
+
+
+def test_index_keys_are_kept_beside_latents(checkpoint: Callable[[str], Path]) -> None:
+    """In one row a token; a layer that attends to what the one before has chosen keeps none."""
+    runner = load(checkpoint("indexed"), 16)
+
+    kept = [layer.kept for layer in runner.pool.planes.layers]
+    assert kept == [LatentsKept(24, 8, 16), LatentsKept(24, 8), LatentsKept(24, 8, 16)]
+    assert runner.pool.planes.contents == "latents and index keys"
+    assert runner.pool.planes.content_bytes == 16 * 4 * (48 + 32 + 48)
+    runner.close()
 
 
 def test_other_steps_are_refused(bloom: ModelRunner) -> None:

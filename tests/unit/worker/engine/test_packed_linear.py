@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.engine.packed_linear import PackedLinear, pack_linears, padded_rows
+from services.worker.engine import packed_linear
+from services.worker.engine.packed_linear import PackedLinear, conversion, pack_linears, padded_rows
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN packs for CPUs only")  # type: ignore[no-untyped-call]
 
@@ -79,3 +80,14 @@ def test_a_layer_whose_weight_others_read_keeps_it() -> None:
 
         assert pack_linears(model) == 1
         torch.testing.assert_close(model(x), expected)
+
+
+def test_a_type_that_is_computed_by_conversion_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do about it; where the processor has its instructions, or no library computes, nothing is."""
+    monkeypatch.setattr(packed_linear, "packed_dtypes", lambda: {torch.float32})
+    assert "--dtype float32" in conversion(torch.bfloat16)
+    assert conversion(torch.float32) == ""
+
+    for dtypes in ({torch.float32, torch.bfloat16}, set[torch.dtype]()):
+        monkeypatch.setattr(packed_linear, "packed_dtypes", lambda dtypes=dtypes: dtypes)
+        assert conversion(torch.bfloat16) == ""

@@ -16,6 +16,7 @@ from services.worker.bootstrap import make_disk_reads
 from services.worker.config import WorkerConfig
 from services.worker.engine import latent_attention, latents
 from services.worker.engine.attention import AttentionCall
+from services.worker.engine.cache_argument import given_cache
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.device_checks import check_device
 from services.worker.engine.forward_meta import ForwardMeta, Segment
@@ -71,7 +72,8 @@ def test_pages_hold_the_latents_that_the_library_caches(load_runner: LoadRunner,
     run_step(runner, [(Request(prompt, table), 40)])
     cache = DynamicCache()
     with torch.inference_mode():
-        reference("mla")(torch.tensor([prompt]), past_key_values=cache)
+        model = reference("mla")
+        model(torch.tensor([prompt]), **given_cache(model.forward, cache))
 
     slots = torch.from_numpy(table[np.arange(40) // 16] * 16 + np.arange(40) % 16).long()
     for layer, kept in enumerate(cache.layers):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from bench.model_support.tiny_configs import tiny_configs
 from bench.model_support.trial import save_random
 from services.worker.engine.model_loading import load_config, load_model
-from services.worker.engine.text_parts import PROVEN, text_tensor_name
-from shared.errors import UnsupportedModel
+from services.worker.engine.text_parts import text_tensor_name
 from tests.unit.worker.engine.answers import generated, paged
 
 
@@ -24,8 +23,10 @@ def checkpoint_of(model_type: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "llava", "llama4", "minimax_m3_vl", "mistral3", "qianfan_ocr"])
-def test_answers_are_those_of_the_whole_model(model_type: str, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_whole_model(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token for token the whole model's own generate, whichever class of the library the text part has."""
+    # The whole Llama 4 of Transformers 5.24 reads a field that its text part's output lacks.
+    monkeypatch.setattr(MoeCausalLMOutputWithPast, "image_outputs", None, raising=False)
     path = checkpoint_of(model_type, tmp_path)
 
     assert paged(path) == generated(path, auto_class=AutoModelForImageTextToText)
@@ -59,20 +60,3 @@ def test_a_model_that_sees_images_both_ways_is_served_over_text(tmp_path: Path) 
 
     assert config.use_bidirectional_attention == "vision"
     assert paged(path) == generated(path)
-
-
-def test_a_type_that_was_not_compared_is_refused(tmp_path: Path) -> None:
-    """PaliGemma's text is seen in both directions by the whole model, so its text part is none of those proven."""
-    next(iter(tiny_configs("paligemma"))).save_pretrained(tmp_path)
-
-    assert "paligemma" not in PROVEN
-    with pytest.raises(UnsupportedModel, match=r"paligemma takes more than text.*was not proven"):
-        load_config(tmp_path)
-
-
-def test_a_text_part_without_a_class_of_its_own_is_refused(tmp_path: Path) -> None:
-    """The reason names the part."""
-    (tmp_path / "config.json").write_text(json.dumps(AutoConfig.for_model("qwen2_vl").to_dict()))
-
-    with pytest.raises(UnsupportedModel, match="no class that serves its text part, qwen2_vl_text"):
-        load_config(tmp_path)

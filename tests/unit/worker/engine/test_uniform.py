@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.worker.engine.uniform import uniform
 
 PINNED = {
-    (0, 0): 7956156453446585,
+    (0, 0): 0xE220A8397B1DCDAF >> 11,  # SplitMix64 seeded with 0 starts with this output (published test vector).
     (0, 7): 6949473567187669,
     (1, 0): 6753131800803418,
     (1, 1): 3354221761027669,

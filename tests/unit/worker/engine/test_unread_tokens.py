@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from services.worker.engine.unread_tokens import Following, UnreadTokens, behind_all, send_home
+from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 
 CHOSEN = torch.tensor([[7, 8, 9], [1, 0, 1]])
 
@@ -43,8 +43,3 @@ def test_what_is_sent_home_is_a_copy() -> None:
     chosen.zero_()
 
     assert tokens.read()[0] == [7, 8, 9]
-
-
-def test_on_a_cpu_nothing_is_waited_for() -> None:
-    """What was launched is done."""
-    behind_all(torch.device("cpu")).synchronize()

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
-from tests.unit.worker.importance.conftest import importance_checkpoint, load_runner
+from tests.unit.worker.importance.conftest import checkpoint_of, load_runner
 
-__all__ = ["_one_thread", "_own_cache", "importance_checkpoint", "load_runner"]
+__all__ = ["_one_thread", "_own_cache", "checkpoint_of", "load_runner"]

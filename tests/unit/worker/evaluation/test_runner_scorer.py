@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench.stored_prefix import StoredPrefix
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
@@ -24,7 +25,6 @@ from services.worker.importance.selection import Budget
 from shared.errors import ConfigError, ContextTooLong, UnsupportedModel
 from tests.checkpoints import FAMILIES
 from tests.engine_driver import random_prompt
-from tests.unit.worker.importance.paged_prefix import PagedPrefix
 from tests.unit.worker.runners import LoadRunner
 
 PREFIX = random_prompt(75, 3)
@@ -56,10 +56,10 @@ def test_the_whole_prefix_gives_what_recomputation_gives(family: str, load_runne
 
 
 def test_the_score_is_the_sum_that_the_model_itself_gives(
-    importance_checkpoint: Callable[[str], Path], load_runner: LoadRunner
+    checkpoint_of: Callable[[str], Path], load_runner: LoadRunner
 ) -> None:
     """Hugging Face's own forward pass over prefix, question and answer, its log-probabilities added by hand."""
-    model = AutoModelForCausalLM.from_pretrained(importance_checkpoint("llama"), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_of("llama"), dtype=torch.float32).eval()
 
     expected = []
     for one in ASKED:
@@ -77,8 +77,10 @@ def test_the_score_is_the_sum_that_the_model_itself_gives(
     )
 
 
-@pytest.mark.parametrize("name", ["importance", "h2o", "static", "random", "recent"])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, "llama") for name in ("importance", "h2o", "static", "random", "recent")), ("importance", "gemma2")],
+)
 def test_a_ratio_of_one_is_the_whole_prefix(name: str, family: str, load_runner: LoadRunner) -> None:
     """Every method that may keep everything does, and then nothing is lost."""
     scorer, method = RunnerScorer(load_runner(family)), Method.named(name)
@@ -90,8 +92,14 @@ def test_a_ratio_of_one_is_the_whole_prefix(name: str, family: str, load_runner:
     assert likelihoods(found) == pytest.approx(likelihoods(whole), abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["agreeing", "llama", "mistral", "gemma2", "qwen3"])
-@pytest.mark.parametrize("metric", ["h2o", "last", "max_pooled"])
+@pytest.mark.parametrize(
+    ("family", "metric"),
+    [
+        *((family, "h2o") for family in ("agreeing", "llama", "mistral", "gemma2", "qwen3")),
+        ("llama", "last"),
+        ("llama", "max_pooled"),
+    ],
+)
 def test_what_is_evaluated_is_what_is_served(family: str, metric: str, load_runner: LoadRunner) -> None:
     """The worker's own step over important tokens gives every answer the same probability."""
     runner = load_runner(family)
@@ -107,8 +115,8 @@ def _served(runner: ModelRunner, one: Asked, answer: tuple[int, ...], metric: st
     pages, where the scorer computed it; the request has its own behind them.
     """
     pages = torch.arange(runner.pool.pages, dtype=torch.int32).numpy()
-    paged = PagedPrefix(runner.pool, pages, len(PREFIX))
-    prefix = ImportantPrefix(paged, LoadingRule(Budget(0.25), metric), runner.geometry.layers)
+    stored = StoredPrefix(runner.pool.tensor.flatten(2, 3)[:, :, : len(PREFIX)].clone(), ())
+    prefix = ImportantPrefix(stored, LoadingRule(Budget(0.25), metric), runner.geometry.layers)
     logits, at = [], len(PREFIX)
     # The last page of the prefix has room for the request's first tokens; other questions overwrite them only later.
     for ids in (one.question, answer):

@@ -15,7 +15,7 @@ from services.worker.sparse_prefixes import ImportanceSettings
 from tests.checkpoints import make_checkpoint
 from tests.run_name import shm_prefix
 from tests.unit.worker.engine.conftest import _one_thread, _own_cache
-from tests.unit.worker.importance.sparse_cell import OFF, MakeCell, SparseCell
+from tests.unit.worker.importance.sparse_cell import MakeCell, SparseCell
 from tests.unit.worker.runners import LoadRunner, runners_of
 
 __all__ = ["_one_thread", "_own_cache"]
@@ -32,12 +32,14 @@ def _agreeing(path: Path) -> Path:
             for weights in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
                 for head in (1, 2):
                     weights[head * HEAD_DIM : (head + 1) * HEAD_DIM] = weights[:HEAD_DIM]
+    for stale in path.glob("model*"):  # Shards, and the index that names them.
+        stale.unlink()
     model.save_pretrained(path)
     return path
 
 
 @pytest.fixture(scope="session")
-def importance_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The directory of one checkpoint: a family of the engine's, ``llama_mha`` or ``agreeing``."""
     made: dict[str, Path] = {}
 
@@ -51,19 +53,19 @@ def importance_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.fixture
-def load_runner(importance_checkpoint: Callable[[str], Path]) -> Iterator[LoadRunner]:
+def load_runner(checkpoint_of: Callable[[str], Path]) -> Iterator[LoadRunner]:
     """Load runners by family; their pools are closed at the end of the test."""
-    with runners_of(importance_checkpoint, shm_prefix("importance")) as load:
+    with runners_of(checkpoint_of, shm_prefix("tiny")) as load:
         yield load
 
 
 @pytest.fixture
-def make_cell(load_runner: LoadRunner, importance_checkpoint: Callable[[str], Path]) -> Iterator[MakeCell]:
+def make_cell(load_runner: LoadRunner, checkpoint_of: Callable[[str], Path]) -> Iterator[MakeCell]:
     """Cells by family and page size, closed at the end of the test."""
     made: list[SparseCell] = []
 
-    def make(family: str, page_size: int = 16, importance: ImportanceSettings = OFF, **more: Any) -> SparseCell:
-        words = Vocabulary.from_directory(importance_checkpoint(family))
+    def make(family: str, page_size: int = 16, importance: ImportanceSettings | None = None, **more: Any) -> SparseCell:
+        words = Vocabulary.from_directory(checkpoint_of(family))
         made.append(SparseCell(load_runner(family, page_size=page_size), words, importance, **more))
         return made[-1]
 

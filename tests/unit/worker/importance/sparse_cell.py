@@ -14,6 +14,10 @@ from bench.stored_prefix import StoredPrefix
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.importance.prefix_source import token_slots
+from services.worker.kv.movers.batched import BatchedMover
+from services.worker.parallel.group_pool import GroupPool
+from services.worker.parallel.group_runner import GroupRunner
+from services.worker.parallel.parts_mover import PartsMover
 from services.worker.sparse_prefixes import ImportanceSettings
 from shared.chunks import chunk_tokens
 from shared.errors import SparsePrefixLost
@@ -28,7 +32,6 @@ from tests.unit.worker.importance.sparse_wire import names_of
 
 ANSWER = 12
 GREEDY = SamplingParams(max_tokens=ANSWER, min_tokens=ANSWER, temperature=0, ignore_eos=True)
-OFF = ImportanceSettings(speculation="off")
 
 
 class OnDisk(StoredPrefix):
@@ -65,9 +68,9 @@ class SparseCell:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ModelRunner | GroupRunner,
         words: Vocabulary,
-        importance: ImportanceSettings = OFF,
+        importance: ImportanceSettings | None = None,
         *,
         tokens: int = 192,
         submit: Callable[[Callable[[], None]], object] | None = lambda work: work(),
@@ -77,14 +80,19 @@ class SparseCell:
         self.size = runner.geometry.page_size
         self._free = np.random.default_rng(7).permutation(runner.pool.pages).tolist()
         self.sources: list[OnDisk] = []
-        self.driven = Driven(runner, words, submit=submit, open_source=self.open, importance=importance)
+        mover = None
+        if isinstance(runner, GroupRunner):
+            mover = PartsMover(runner.geometry, runner.parts.parts, BatchedMover)
+        self.driven = Driven(runner, words, submit=submit, open_source=self.open, importance=importance, mover=mover)
         self.document = random_prompt(tokens, seed=11)
         self.pages = self.take(tokens)
         self.driven.give(admit(self.document, self.pages, request_id="document", max_tokens=1))
         self.driven.give(batch(chunk(0, tokens, request_id="document")))
         self.driven.run()
-        slots = token_slots(np.array(self.pages, dtype=np.int32), self.size, 0, tokens)
-        self.kv = runner.pool.tensor.flatten(2, 3)[:, :, torch.from_numpy(slots)].clone()
+        slots = torch.from_numpy(token_slots(np.array(self.pages, dtype=np.int32), self.size, 0, tokens))
+        layers = range(runner.geometry.layers)
+        rows = [torch.stack([runner.pool.rows(layer, half, slots) for half in (0, 1)]) for layer in layers]
+        self.kv = torch.stack(rows).view(len(rows), 2, tokens, runner.geometry.kv_heads, -1)
 
     def take(self, tokens: int) -> list[int]:
         """Pages for so many tokens."""
@@ -154,12 +162,13 @@ class SparseCell:
         """The document's first ``tokens`` tokens in a host pool, and what loads them for "r" to new device pages."""
         count = tokens // self.size
         host = self.driven.host_pool(count)
-        halves = self.runner.pool.bytes_view()
+        rows = self.kv.view(torch.uint8).numpy()
         identity, identities = chain_root(namespace_digest("model")), []
-        for index, page in enumerate(self.pages[:count]):
+        for index in range(count):
             identity = chain_page(identity, pack_int32(self.document[index * self.size : (index + 1) * self.size]))
             identities.append(identity)
-            host.pages[index] = np.concatenate((halves[:, 0, page], halves[:, 1, page]), axis=1)
+            page = rows[:, :, index * self.size : (index + 1) * self.size]
+            host.pages[index] = page.reshape(host.pages[index].shape)
             host.seal_page(index, identity)
         load = PageLoad(
             request_id="r",
@@ -173,7 +182,9 @@ class SparseCell:
 
     def forget(self, start: int) -> None:
         """The document's pages from token ``start`` on poison whoever reads them."""
-        self.runner.pool.tensor[:, :, self.pages[start // self.size :]] = float("nan")
+        pool = self.runner.pool
+        for part in [each.pool for each in pool.parts] if isinstance(pool, GroupPool) else [pool]:
+            part.tensor[:, :, self.pages[start // self.size :]] = float("nan")
 
     def open(self, sparse: SparsePrefix) -> OnDisk:
         self.sources.append(OnDisk(self.kv[:, :, sparse.start : sparse.end], sparse.start))

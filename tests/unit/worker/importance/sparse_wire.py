@@ -97,12 +97,14 @@ class ArrayReader:
         chunks = len(call.chunks) // 16
         assert call.chunks == names_of(first + chunks)[16 * first :]
         held = range(call.depth, call.depth + chunks * self._chunk_tokens)
-        k, v = self._bytes[call.layer]
         if call.part == "keys":
             assert call.start in held
             assert call.end - 1 in held
-            rows: np.ndarray = k[call.start : call.end, list(call.heads)].swapaxes(0, 1)
+            layers = self._bytes[call.layer : call.layer + call.layers, 0]
+            rows: np.ndarray = layers[:, call.start : call.end, list(call.heads)].swapaxes(1, 2)
             return rows
+        assert call.layers == 1
+        k, v = self._bytes[call.layer]
         tokens = np.array(unpack_int32(call.tokens))
         assert all(token in held for token in tokens.tolist())
         if call.part == "kv":

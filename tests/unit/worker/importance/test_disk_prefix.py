@@ -201,18 +201,29 @@ def test_many_threads_share_few_slots(make_wire: MakeWire) -> None:
     assert wire.buffers.taken == 0
 
 
-def test_keys_read_ahead_are_used_once(wire: SparseWire) -> None:
-    """They are read beside the computation, and the layer that wants them reads none itself."""
+def test_keys_of_several_layers_come_by_one_read(wire: SparseWire) -> None:
+    """They are read beside the computation, and the layers that want them read none themselves, also when repeated."""
     prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
-    prefix.prefetch_keys(1, (0, 1), 64)
+    assert prefix.prefetch_keys(1, 2, (0, 1), 64)
 
-    ahead = prefix.keys(1, (0, 1), 64, 256)
-    calls = len(wire.reader.asked)
-    again = prefix.keys(1, (0, 1), 64, 256)
+    ahead = [prefix.keys(layer, (0, 1), 64, 256) for layer in (1, 1, 2)]
 
-    assert torch.equal(ahead, stored.keys(1, (0, 1), 64, 256))
-    assert torch.equal(again, ahead)
-    assert len(wire.reader.asked) == 2 * calls
+    for found, layer in zip(ahead, (1, 1, 2), strict=True):
+        assert torch.equal(found, stored.keys(layer, (0, 1), 64, 256))
+    assert {(call.layer, call.layers) for call in wire.reader.asked} == {(1, 2)}
+
+
+def test_what_earlier_layers_did_not_use_is_forgotten(wire: SparseWire) -> None:
+    """Two reads are kept for each request; a later layer makes room for more."""
+    prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
+    assert prefix.prefetch_keys(0, 1, (0,), 0)
+    assert prefix.prefetch_keys(1, 1, (0,), 0)
+    assert not prefix.prefetch_keys(2, 1, (0,), 0)
+
+    found = prefix.keys(1, (0,), 0, 256)
+
+    assert torch.equal(found, stored.keys(1, (0,), 0, 256))
+    assert prefix.prefetch_keys(2, 1, (0,), 0)
 
 
 @pytest.mark.parametrize("asked", [(2, (0, 1), 64), (1, (1,), 64), (1, (0, 1), 65)])
@@ -220,21 +231,20 @@ def test_other_keys_than_those_read_ahead_are_read(wire: SparseWire, asked: tupl
     """What was guessed wrongly is never served."""
     prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
     layer, heads, start = asked
-    prefix.prefetch_keys(1, (0, 1), 64)
+    prefix.prefetch_keys(1, 1, (0, 1), 64)
 
     assert torch.equal(prefix.keys(layer, heads, start, 256), stored.keys(layer, heads, start, 256))
 
 
 def test_demand_does_not_wait_for_what_is_read_ahead(make_wire: MakeWire) -> None:
-    """One layer's keys are read ahead at a time, and KV is read beside them; keys that have not begun are read now."""
+    """KV is read beside prefetched keys, and keys whose read has not begun are read now."""
     wire = make_wire(made_kv(GEOMETRY, 64), slot_bytes=128 * TOKEN_BYTES, slots=4)
     reads = wire.reads()
     prefix, other = (DiskPrefix(sparse_prefix(GEOMETRY, 0, 0, 64), reads) for _ in range(2))
     stored = wire.stored(0, 64)
     held = threading.Event()
     blocked = reads.ahead(lambda: torch.tensor(held.wait(20)))
-    prefix.prefetch_keys(1, (0,), 0)
-    prefix.prefetch_keys(2, (0,), 0)
+    prefix.prefetch_keys(1, 1, (0,), 0)
 
     kv = other.gather(0, torch.arange(8))
     keys = prefix.keys(1, (0,), 0, 64)
@@ -246,11 +256,32 @@ def test_demand_does_not_wait_for_what_is_read_ahead(make_wire: MakeWire) -> Non
     assert [(call.part, call.layer) for call in wire.reader.asked] == [("kv", 0), ("keys", 1)]
 
 
+def test_a_read_that_waits_for_a_slot_does_not_hold_up_the_end(make_wire: MakeWire) -> None:
+    """Slots of a silent storage are not given back; what waits for one ends when the worker does."""
+    wire = make_wire(made_kv(GEOMETRY, 64), slot_bytes=64 * TOKEN_BYTES, slots=1)
+    wire.buffers.take(20)
+    reads, waits = wire.reads(timeout_s=600.0), threading.Event()
+    prefix = DiskPrefix(sparse_prefix(GEOMETRY, 0, 0, 64), reads)
+
+    def read() -> torch.Tensor:
+        waits.set()
+        return prefix.keys(0, (0,), 0, 64)
+
+    begun = reads.ahead(read)
+    assert begun is not None
+    assert waits.wait(20)
+
+    wire.run(reads.close())
+
+    with pytest.raises(SparsePrefixLost, match="the worker is stopping"):
+        begun.result(0)
+
+
 def test_an_error_of_keys_read_ahead_is_raised_where_they_are_wanted(wire: SparseWire) -> None:
     """Not before, and not again by whoever reads later."""
     prefix = wire.prefix(0, 0, 256)
     wire.reader.error = IntegrityError("torn")
-    prefix.prefetch_keys(1, (0,), 0)
+    prefix.prefetch_keys(1, 1, (0,), 0)
 
     with pytest.raises(SparsePrefixLost, match="integrity_error"):
         prefix.keys(1, (0,), 0, 256)

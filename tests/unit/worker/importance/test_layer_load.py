@@ -1,57 +1,37 @@
-"""Values that each head chose for itself, with some of them read ahead: one read, and the same values."""
+"""Reads of one layer: each is timed, and counted by what it is for."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import itertools
 
-import pytest
 import torch
 
 from bench.stored_prefix import StoredPrefix
 from services.worker.importance.bytes_read import BytesRead, ReadKind
-from services.worker.importance.layer_load import LayerLoad
-from services.worker.importance.speculation import Flight, Landed
+from services.worker.importance.layer_load import LayerLoad, LayerOutcome
 
 HEADS, TOKENS, HEAD_DIM, START = 3, 12, 4, 100
 VECTOR = HEAD_DIM * 4
 
 
-class CountingPrefix(StoredPrefix):
-    """Notes the tokens of every read of values."""
+def test_reads_are_counted_and_timed() -> None:
+    """Keys for choosing are no bytes that the layer attends over; each read here takes a second."""
+    kv = torch.randn(2, 2, TOKENS, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    source, counts, clock = StoredPrefix(kv, (), START), BytesRead(), itertools.count()
+    load = LayerLoad(source, 1, counts, lambda: float(next(clock)))
+    chosen, by_head = torch.tensor([101, 104]), torch.tensor([[100, 103], [101, 103], [109, 110]])
 
-    def __init__(self) -> None:
-        kv = torch.randn(2, 2, TOKENS, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(0))
-        super().__init__(kv, (), START)
-        self.asked: list[list[list[int]]] = []
+    keys = load.keys(ReadKind.PROBE_KEYS, (0, 2), 103)
+    found, values = load.kv(chosen), load.values(by_head)
 
-    def values_by_head(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-        self.asked.append(tokens.tolist())
-        return super().values_by_head(layer, tokens)
-
-
-@pytest.mark.parametrize(
-    ("ahead", "asked"),
-    [
-        ([], [[100, 103, 107], [101, 103, 105], [109, 110, 111]]),
-        ([100, 101, 103, 105, 107, 109, 110, 111], [[], [], []]),
-        ([100, 101, 103, 107, 110], [[100, 103], [101, 105], [109, 111]]),
-        ([102], [[100, 103, 107], [101, 103, 105], [109, 110, 111]]),
-    ],
-)
-def test_values_that_heads_lack_are_one_read(ahead: list[int], asked: list[list[int]]) -> None:
-    """Each head reads as many as the one that lacks most; what it reads again counts as read, not as a hit."""
-    source, counts = CountingPrefix(), BytesRead()
-    load = LayerLoad(source, 1, counts, lambda: 0.0)
-    if ahead:
-        tokens, landed = torch.tensor(ahead), Future[Landed]()
-        landed.set_result(Landed(tokens, source.gather(1, tokens), 0.0))
-        load.land(Flight(1, tokens, len(ahead) * source.token_bytes, landed), 0.0)
-    wanted = torch.tensor([[100, 103, 107], [101, 103, 105], [109, 110, 111]])
-
-    values = load.values(wanted)
-
-    assert torch.equal(values, StoredPrefix.values_by_head(source, 1, wanted))
-    assert source.asked == [asked]
-    read = len(asked[0]) * HEADS * VECTOR
-    assert counts[ReadKind.FALLBACK_VALUES] == read
-    assert (load.outcome().needed_bytes, load.outcome().hit_bytes) == (9 * VECTOR, 9 * VECTOR - read)
+    assert torch.equal(keys, source.keys(1, (0, 2), 103, START + TOKENS))
+    assert torch.equal(found, source.gather(1, chosen))
+    assert torch.equal(values, source.values_by_head(1, by_head))
+    assert counts.by_kind() == {
+        "probe_keys": 2 * 9 * VECTOR,
+        "chosen": 2 * 2 * HEADS * VECTOR,
+        "fallback_keys": 0,
+        "fallback_values": 2 * HEADS * VECTOR,
+    }
+    assert load.outcome() == LayerOutcome(layer=1, needed_bytes=6 * HEADS * VECTOR, keys_s=1.0, chosen_s=2.0)
+    assert load.outcome().stall_s == 3.0

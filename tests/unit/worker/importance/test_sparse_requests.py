@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -11,21 +9,22 @@ from services.worker.sparse_prefixes import ImportanceSettings
 from shared.messages.base import unpack_int32
 from shared.messages.tokens import ImportanceUsage
 from shared.metrics import REGISTRY
-from tests.unit.worker.driven_executor import abort, admit, batch, chunk, preempt
-from tests.unit.worker.importance.sparse_cell import ANSWER, GREEDY, MakeCell, OnDisk
-
-AUTO = ImportanceSettings(speculation="auto")
-
-FAMILIES_AND_PAGES = [("llama", 16), ("llama", 1), ("llama_mha", 64), ("mistral", 16), ("gemma2", 1), ("opt", 64)]
+from tests.unit.worker.driven_executor import admit, batch, chunk, preempt
+from tests.unit.worker.importance.sparse_cell import ANSWER, GREEDY, MakeCell
 
 
-@pytest.mark.parametrize("start", [0, 64])
-@pytest.mark.parametrize(("family", "page_size"), FAMILIES_AND_PAGES)
+@pytest.mark.parametrize(
+    ("family", "page_size", "start"),
+    [
+        ("llama", 16, 0), ("llama", 1, 64), ("llama_mha", 64, 64), ("mistral", 16, 64), ("gemma2", 1, 0),
+        ("gemma2", 16, 64), ("opt", 64, 0),
+    ],
+)  # fmt: skip
 def test_all_of_a_prefix_gives_the_exact_answer(family: str, page_size: int, start: int, make_cell: MakeCell) -> None:
     """Two sparse requests and an exact one in each batch, questions in chunks, then decode: the tokens are those of
     exact requests, though the document's own pages are poisoned.
     """
-    cell = make_cell(family, page_size, AUTO)
+    cell = make_cell(family, page_size)
     prompts = {name: cell.prompt(question, seed) for seed, (name, question) in enumerate([("a", 30), ("b", 9)], 1)}
     for name, prompt in prompts.items():
         cell.driven.give(
@@ -79,7 +78,7 @@ def test_nothing_but_the_requests_own_pages_is_written(
     family: str, alpha: float, page_size: int, make_cell: MakeCell
 ) -> None:
     """Lossy KV lies in leased pages alone, whether heads share what is chosen or each have their own."""
-    cell = make_cell(family, page_size, ImportanceSettings(alpha=alpha, speculation="off"))
+    cell = make_cell(family, page_size, ImportanceSettings(alpha=alpha))
     before = cell.runner.pool.tensor.clone()
     prompt = cell.prompt(20, seed=3)
     order = cell.sparse(prompt, "r", ratio=0.3)
@@ -123,12 +122,12 @@ def test_usage_and_batch_say_what_was_loaded(make_cell: MakeCell) -> None:
     assert counters.sparse_disk_bytes == source.disk_bytes
 
 
-def test_metrics_count_what_was_read_and_guessed(make_cell: MakeCell) -> None:
-    """Bytes by what for; what was read ahead was of use or wasted; layers that fell back."""
-    cell = make_cell("agreeing", importance=AUTO)
-    names = ("probe_keys", "on_demand", "speculative")
+def test_metrics_count_what_was_read(make_cell: MakeCell) -> None:
+    """Bytes by what for, those that were attended over, and layers that fell back."""
+    cell = make_cell("agreeing")
+    names = ("probe_keys", "chosen")
     before = {name: sampled("worker_sparse_bytes", kind=name) for name in names}
-    hits, wasted = sampled("worker_sparse_hit_bytes"), sampled("worker_sparse_wasted_bytes")
+    needed = sampled("worker_sparse_needed_bytes")
     layers, fallen = sampled("worker_sparse_layers"), sampled("worker_sparse_layers_fallen_back")
 
     cell.driven.give(cell.sparse(cell.prompt(9, seed=3), "r", ratio=0.25), batch(chunk(192, 201)))
@@ -137,10 +136,7 @@ def test_metrics_count_what_was_read_and_guessed(make_cell: MakeCell) -> None:
     vector = 16 * 4
     read = {name: sampled("worker_sparse_bytes", kind=name) - before[name] for name in names}
     assert read["probe_keys"] == 3 * 3 * 128 * vector
-    assert read["speculative"] == 2 * 32 * 2 * 4 * vector
-    found = sampled("worker_sparse_hit_bytes") - hits
-    assert found + sampled("worker_sparse_wasted_bytes") - wasted == read["speculative"]
-    assert read["on_demand"] + found == 3 * 32 * 2 * 4 * vector
+    assert read["chosen"] == sampled("worker_sparse_needed_bytes") - needed == 3 * 32 * 2 * 4 * vector
     assert sampled("worker_sparse_layers") - layers == 3
     assert sampled("worker_sparse_layers_fallen_back") == fallen
     assert cell.driven.executor.counters.sparse_layers_fallen_back == 0
@@ -169,33 +165,6 @@ def test_reading_is_no_part_of_the_compute_time(make_cell: MakeCell) -> None:
     assert (done.stall_us, cell.driven.executor._pace.row_ns < 10**8) == (0, True)
 
 
-def test_reading_ahead_changes_no_token(make_cell: MakeCell) -> None:
-    """Whether the next layer's tokens are guessed or not, what is chosen is the same."""
-    plain, cell = make_cell("agreeing"), make_cell("agreeing", importance=AUTO)
-    for each in (plain, cell):
-        each.driven.give(each.sparse(each.prompt(10, seed=4), "r", ratio=0.2), batch(chunk(192, 202)))
-        each.driven.run()
-
-    assert cell.driven.tokens() == plain.driven.tokens()
-    assert len(cell.driven.tokens()) == ANSWER
-
-
-def test_a_layer_chooses_once(make_cell: MakeCell) -> None:
-    """Later chunks and decode read nothing more from the disk."""
-    cell = make_cell("llama_mha")
-    prompt = cell.prompt(20, seed=3)
-    cell.driven.give(cell.sparse(prompt, "r", ratio=0.25), batch(chunk(192, 205)))
-    cell.driven.run()
-    (source,) = cell.sources
-    read = source.reads
-
-    cell.driven.give(batch(chunk(205, 212)))
-    cell.driven.run()
-
-    assert source.reads == read > 0
-    assert len(cell.driven.tokens()) == ANSWER
-
-
 def test_a_preempted_request_chooses_anew(make_cell: MakeCell) -> None:
     """Its next attempt goes on with its tokens; with all of the prefix, the answer is the exact one."""
     cell = make_cell("llama")
@@ -216,29 +185,3 @@ def test_a_preempted_request_chooses_anew(make_cell: MakeCell) -> None:
 
     assert unpack_int32(cell.driven.finished()[-1].output) == cell.driven.tokens("exact")
     assert len(cell.sources) == 2
-
-
-def test_a_request_may_end_while_its_next_layer_is_read_ahead(make_cell: MakeCell) -> None:
-    """What lands later lands in memory of its own: the pages that it had are somebody else's by then."""
-    cell = make_cell("agreeing", importance=AUTO)
-    began, gate = threading.Event(), threading.Event()
-
-    def hold_up_other_threads() -> None:
-        if threading.current_thread() is not threading.main_thread():
-            began.set()
-            assert gate.wait(30.0)
-
-    def prepare(source: OnDisk) -> None:
-        source.on_read, source.lost_from = hold_up_other_threads, 1
-
-    cell.prepare = prepare  # type: ignore[method-assign]
-    cell.driven.give(cell.sparse(cell.prompt(10, seed=4), "r", ratio=0.2), batch(chunk(192, 202)), abort())
-    cell.driven.run()
-    assert began.wait(30.0)
-    before = cell.runner.pool.tensor.clone()
-
-    gate.set()
-    cell.driven.sparse.close()  # Waits for the read that is under way.
-
-    assert torch.equal(cell.runner.pool.tensor, before)
-    assert cell.driven.finished()[-1].reason == "cancelled"

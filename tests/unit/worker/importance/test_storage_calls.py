@@ -171,16 +171,6 @@ async def test_what_was_never_sent_holds_nothing() -> None:
     assert asking.ended == 1
 
 
-async def test_no_answer_in_time_is_an_error_of_the_prefix() -> None:
-    """The reader's own patience is bounded, whatever the bus does."""
-    asking = Asking()
-    await asking.begin()
-
-    with pytest.raises(SparsePrefixLost, match="did not answer"):
-        asking.pending.wait(0.0)
-    await asking.calls.close()
-
-
 async def test_closing_fails_what_is_under_way() -> None:
     """A thread that waits goes on; its slot is not given to anybody."""
     asking = Asking()

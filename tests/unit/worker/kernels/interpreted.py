@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.gpu.reading import take_any_numpy
+from bench.gpu.reading import mend_interpreter
 
 
 class Interpreter:
@@ -39,7 +39,7 @@ class Interpreter:
     ) -> torch.Tensor:
         """The answer of a package of kernels for the same arguments as the oracle's."""
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        tables, settings = _as_arrays(paged), _as_arrays(settings)
+        tables, settings = as_arrays(paged), as_arrays(settings)
         return torch.from_numpy(self._executor.submit(_paged_attention, kernels, arrays, tables, settings).result(150))
 
     def exact_attention(
@@ -55,11 +55,11 @@ class Interpreter:
         return torch.from_numpy(k_pool), torch.from_numpy(v_pool)
 
 
-def _as_arrays(fields: dict[str, Any]) -> dict[str, Any]:
+def as_arrays(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in fields.items()}
 
 
-def _as_tensors(fields: dict[str, Any]) -> dict[str, Any]:
+def as_tensors(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
 
@@ -85,7 +85,7 @@ def running_interpreter() -> Iterator[Interpreter]:
 def _is_interpreting() -> None:
     torch.set_num_threads(1)
     assert os.environ["TRITON_INTERPRET"] == "1"
-    take_any_numpy()
+    mend_interpreter()
     _round_as_hardware_does()
 
 
@@ -114,11 +114,11 @@ def _paged_attention(
     attend: Callable[..., torch.Tensor] = importlib.import_module(kernels).paged_attention
 
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    fields = _as_tensors(tables)
+    fields = as_tensors(tables)
     if "row_keys" in fields:
         fields["shared"] = SharedTensors(*(fields.pop(name) for name in ("row_keys", "tile_rows", "tile_keys")))
     q, k_pool, v_pool = tensors.values()
-    return attend(q, k_pool, v_pool, PagedTensors(**fields), **_as_tensors(settings)).numpy()
+    return attend(q, k_pool, v_pool, PagedTensors(**fields), **as_tensors(settings)).numpy()
 
 
 def _kv_write(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

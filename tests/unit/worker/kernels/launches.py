@@ -6,11 +6,12 @@ are those that the host function passes, and Triton's own binder says what it sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -60,6 +61,20 @@ def launches_of(call: Callable[[], object]) -> list[Launch]:
     with _captured() as seen:
         call()
     return seen
+
+
+def note_variants(patch: pytest.MonkeyPatch, kernels: Iterable[Any], note: Callable[[str, str], object]) -> None:
+    """Have launches of ``kernels`` do no more than note the kernel's name, and which variant Triton would launch."""
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    for kernel in kernels:
+        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+
+        def run(*args: Any, grid: Any, warmup: bool, kernel: Any = kernel, binder: Any = binder, **kwargs: Any) -> None:
+            bound, specialization, options = binder(*args, **kwargs)
+            constants = {param.name: bound[param.name] for param in kernel.params if param.is_constexpr}
+            note(kernel.__name__, f"{specialization} {constants} {options}")
+
+        patch.setattr(kernel, "run", run)
 
 
 @contextmanager

@@ -9,6 +9,9 @@ import torch
 
 from services.worker.engine.forward_meta import PagedTensors
 
+TABLES = ("cu_rows", "context", "page_table", "max_rows", "max_length")
+"""Fields of ``PagedTensors`` that every kernel takes."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -35,9 +38,7 @@ class Batch:
 
     @property
     def tables(self) -> dict[str, Any]:
-        return {
-            name: getattr(self.paged, name) for name in ("cu_rows", "context", "page_table", "max_rows", "max_length")
-        }
+        return {name: getattr(self.paged, name) for name in TABLES}
 
 
 def make_batch(shape: Shape, *, seed: int = 0, device: str = "cpu") -> Batch:

@@ -1,4 +1,4 @@
-"""The kernels compile for each architecture on a machine without a GPU, and take no more of it than is committed."""
+"""The kernels compile on a machine without a GPU, and take no more of one than is committed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,28 @@ from tests.unit.worker.kernels.launches import launches_of
 ROOT = Path(__file__).parents[4]
 
 
+def capabilities(case: str) -> list[int]:
+    """sm_90 and one more, another from case to case; ``./task test:kernels`` compiles every case for all.
+
+    sm_89 only where Triton makes other code than for sm_80: it converts 8 bits by itself, and has less of the shared
+    memory by which pages are moved.
+    """
+    others = [each for each in bounds.SHARED_LIMITS if each != 90 and (each != 89 or case.startswith(("fp8", "move")))]
+    return [90, others[list(CASES).index(case) % len(others)]]
+
+
 @pytest.mark.skipif(
     bounds.installed() not in bounds.SUPPORTED,
     reason=f"bounds are of Triton {' and '.join(bounds.SUPPORTED)}, and {triton.__version__} is installed",
 )
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_are_within_their_bounds(case: str) -> None:
-    """Spills, stack, shared memory, blocks of K and V ahead and the width of reads, for each architecture."""
+    """Spills, stack, shared memory, blocks of K and V ahead and the width of reads."""
     table = bounds.committed()
 
-    rows = [row for capability in bounds.SHARED_LIMITS for row in bounds.measured(case, CASES[case], capability)]
+    rows = [row for capability in capabilities(case) for row in bounds.measured(case, CASES[case], capability)]
 
-    assert {row.arch for row in rows} == {f"sm_{capability}" for capability in bounds.SHARED_LIMITS}
+    assert {row.arch for row in rows} == {f"sm_{capability}" for capability in capabilities(case)}
     assert {row.name: told for row in rows if (told := bounds.excess(row, table.get(row.name)))} == {}
 
 
@@ -117,6 +127,11 @@ def test_what_exceeds_a_bound_is_named(change: dict[str, Any], told: list[str]) 
 
     assert bounds.excess(msgspec.structs.replace(bound, **change), bound) == told
     assert bounds.excess(bound, None) == ["no bound is committed"]
+
+
+def test_each_architecture_is_compiled_for() -> None:
+    """By some kernel of the suite; sm_89 by those that differ there."""
+    assert {each for case in CASES for each in capabilities(case)} == set(bounds.SHARED_LIMITS)
 
 
 def _kernels_of_the_worker() -> set[str]:

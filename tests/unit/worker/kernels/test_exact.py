@@ -46,8 +46,10 @@ def test_attention_with_sinks_has_the_same_bits(ordered: Interpreter, dtype: str
     assert ordered.call(function, dtype, None, None, 2) == []
 
 
-@pytest.mark.parametrize("dtype", exact_scenarios.DTYPES)
-@pytest.mark.parametrize(("depth", "columns"), [(100, 70), (16, 16_400)], ids=["small", "wide"])
+@pytest.mark.parametrize(
+    ("dtype", "depth", "columns"),
+    [*((dtype, 100, 70) for dtype in exact_scenarios.DTYPES), ("float32", 16, 16_400)],
+)
 def test_products_have_the_same_bits(ordered: Interpreter, dtype: str, depth: int, columns: int) -> None:
     """Rows alone and in pieces, as rows and as columns."""
     rows = 70 if columns < 1000 else 2
@@ -75,9 +77,7 @@ def test_these_tests_can_fail(ordered: Interpreter) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [None, 33, 1100])
-@pytest.mark.parametrize(
-    "segments", [((1, 40), (19, 5), (1, 3), (70, 0), (1, 0)), ((1, 2100), (5, 1020)), ((1, 700),)], ids=str
-)
+@pytest.mark.parametrize("segments", [((1, 40), (19, 5), (1, 3), (70, 0), (1, 0)), ((1, 2100), (5, 1020))], ids=str)
 def test_attention_equals_the_oracle(
     interpreter: Interpreter, segments: tuple[tuple[int, int], ...], window: int | None, dtype: torch.dtype
 ) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime.jit import create_function_from_signature
 
 from services.worker.engine.forward_meta import PagedTensors
 from services.worker.kernels.exact import paged_attention, rows
 from services.worker.kernels.exact.attention import exact_attention_kernel, exact_join_kernel
 from services.worker.kernels.exact.matmul import matmul, matmul_kernel, product, tile_for
 from services.worker.kernels.exact.rows import layer_norm_kernel, log_softmax_kernel, mean_kernel
+from tests.unit.worker.kernels.launches import note_variants
 
 KERNELS = (
     exact_attention_kernel, exact_join_kernel, matmul_kernel, mean_kernel, layer_norm_kernel, log_softmax_kernel
@@ -24,18 +20,9 @@ HEADS, KV_HEADS, HEAD_DIM = 8, 2, 64
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Variants that launches ask for, by kernel, as Triton's own binder tells them; nothing is launched."""
+    """Variants that launches ask for, by kernel; nothing is launched."""
     found: dict[str, set[str]] = {}
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    for kernel in KERNELS:
-        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
-
-        def run(*args: Any, grid: Any, warmup: bool, kernel: Any = kernel, binder: Any = binder, **kwargs: Any) -> None:
-            bound, specialization, options = binder(*args, **kwargs)
-            constants = {param.name: bound[param.name] for param in kernel.params if param.is_constexpr}
-            found.setdefault(kernel.__name__, set()).add(f"{specialization} {constants} {options}")
-
-        monkeypatch.setattr(kernel, "run", run)
+    note_variants(monkeypatch, KERNELS, lambda name, variant: found.setdefault(name, set()).add(variant))
     return found
 
 

@@ -9,7 +9,7 @@ from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.interpreted import Interpreter
 
 
-@pytest.mark.parametrize(("kv_heads", "head_dim", "page_size"), [(1, 16, 1), (2, 80, 16), (3, 64, 32), (4, 256, 64)])
+@pytest.mark.parametrize(("kv_heads", "head_dim", "page_size"), [(1, 16, 1), (3, 80, 16), (4, 256, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_rows_reach_their_slots_and_no_others(
     interpreter: Interpreter, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype

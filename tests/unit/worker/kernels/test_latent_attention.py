@@ -14,17 +14,10 @@ from services.worker.engine.key_splits import MAX_SPLITS, SPLIT_KEYS
 from services.worker.kernels.latent_attention import check_latents
 from shared.errors import InvariantViolated
 from tests.unit.worker.kernels import oracles
-from tests.unit.worker.kernels.interpreted import Interpreter
-from tests.unit.worker.kernels.paged_batches import Shape, make_batch
+from tests.unit.worker.kernels.interpreted import Interpreter, as_arrays, as_tensors
+from tests.unit.worker.kernels.paged_batches import TABLES, Shape, make_batch
+from tests.unit.worker.kernels.test_paged_attention import BATCHES, BOUNDED, TOLERANCE
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
-
-BATCHES = {
-    "decode": ((1, 0), (1, 15), (1, 16), (1, 70)),
-    "prompt": ((5, 0), (33, 0)),
-    "extend": ((40, 23), (2, 64)),
-    "mixed": ((1, 40), (19, 5), (1, 3), (70, 0), (1, 0)),
-}
 PADDING = 5
 """Values of a plane behind those of a row."""
 
@@ -59,13 +52,11 @@ def make_case(
 
 def attend(interpreter: Interpreter, case: Case, **settings: Any) -> torch.Tensor:
     """What the kernels give."""
-    tables = {
-        name: getattr(case.paged, name) for name in ("cu_rows", "context", "page_table", "max_rows", "max_length")
-    }
-    arrays = {name: each.numpy() if isinstance(each, torch.Tensor) else each for name, each in tables.items()}
-    settings = {name: each.numpy() if isinstance(each, torch.Tensor) else each for name, each in settings.items()}
+    tables = {name: getattr(case.paged, name) for name in TABLES}
     plane = case.pool.as_strided((*case.pool.shape[:2], case.pool.stride(1)), (*case.pool.stride()[:2], 1))
-    found: np.ndarray = interpreter.call(_attend, case.q.numpy(), plane.numpy(), arrays, case.rank, settings)
+    found: np.ndarray = interpreter.call(
+        _attend, case.q.numpy(), plane.numpy(), as_arrays(tables), case.rank, as_arrays(settings)
+    )
     return torch.from_numpy(found)
 
 
@@ -74,14 +65,11 @@ def _attend(
 ) -> np.ndarray:
     from services.worker.kernels import latent_attention
 
-    def tensors(fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in fields.items()}
-
     query, rows = torch.from_numpy(q), torch.from_numpy(plane)
     width = query.shape[2]
     pool = rows.as_strided((*rows.shape[:2], 1, width), (rows.stride(0), rows.stride(1), width, 1))
     found: np.ndarray = latent_attention(
-        query, pool, PagedTensors(**tensors(arrays)), rank=rank, **tensors(settings)
+        query, pool, PagedTensors(**as_tensors(arrays)), rank=rank, **as_tensors(settings)
     ).numpy()
     return found
 
@@ -109,13 +97,13 @@ def test_every_mixture_of_rows_and_page_sizes(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("rank", "rope"), [(512, 64), (256, 32), (24, 8), (96, 96), (5, 1)])
+@pytest.mark.parametrize(("rank", "rope"), [(512, 64), (96, 96), (5, 1)])
 def test_every_size_of_latents(interpreter: Interpreter, rank: int, rope: int, dtype: torch.dtype) -> None:
     """Powers of two or not, with a rope as wide as the rank, in fp32 and fp16."""
     assert_equal_to_oracle(interpreter, make_case(((1, 37), (9, 9)), rank=rank, rope=rope, dtype=dtype))
 
 
-@pytest.mark.parametrize("heads", [1, 3, 16, 20, 40, 128])
+@pytest.mark.parametrize("heads", [1, 16, 20, 128])
 def test_every_number_of_heads(interpreter: Interpreter, heads: int) -> None:
     """Less than a tile has rows, as many, more, and those that are no power of two."""
     assert_equal_to_oracle(interpreter, make_case(((1, 20), (7, 11)), heads=heads))
@@ -123,10 +111,10 @@ def test_every_number_of_heads(interpreter: Interpreter, heads: int) -> None:
 
 @pytest.mark.parametrize(
     "bound",
-    [{"window": 9}, {"window": 10_000}, {"chunk": 20}, {"softcap": 0.7}, {"softcap": 5.0, "window": 9}],
+    [{"window": 9}, {"window": 10_000}, {"chunk": 20}, {"softcap": 0.7, "window": 9}],
     ids=str,
 )
-@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("segments", BOUNDED.values(), ids=BOUNDED)
 def test_bounds_caps_and_sinks(
     interpreter: Interpreter, segments: tuple[tuple[int, int], ...], bound: dict[str, Any]
 ) -> None:
@@ -195,7 +183,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
         r"latents of 32 \+ 0 are beyond": {"rank": 32},
         "in a window of 3 and in chunks of 4": {"window": 3, "chunk": 4},
         "in chunks of 0": {"chunk": 0},
-        "not one of each of 4 heads": {"sinks": torch.zeros(3)},
+        "not one for each of 4 heads": {"sinks": torch.zeros(3)},
         "adjacent in memory": {"q": case.q[..., ::2], "pool": case.pool[..., ::2], "rank": 12},
     }
     for match, change in changes.items():

@@ -18,20 +18,15 @@ from services.worker.kernels.page_gather import (
     tile_shape,
 )
 
-SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-"""Of one program, by what CUDA calls the compute capability."""
-
-REGISTER_BYTES = 256 * 1024
-"""Of one multiprocessor, which a program of 1,024 threads has to itself."""
+SHARED_BYTES = 227 * 1024
+"""Of one program on sm_90; what other GPUs have is in ``compile_bounds.json``."""
 
 POINTERS = {"source": "*i32", "target": "*i32", "source_pages": "*i32", "target_pages": "*i32"}
 
 
-def compiled(
-    page_size: int, kv_heads: int, head_dim: int, *, capability: int = 90, is_load: bool = True, layers: int = 32
-) -> Any:
+def compiled(page_size: int, kv_heads: int, head_dim: int, *, is_load: bool = True) -> Any:
     """For bfloat16 pages of this shape, between page-first and layer-first memory."""
-    row, pages = page_size * kv_heads * head_dim * 2 // 4, 8192
+    row, pages, layers = page_size * kv_heads * head_dim * 2 // 4, 8192, 32
     block_rows, block_words = tile_shape(row)
     host = {"PAGE": 2 * layers * row, "LAYER": 2 * row, "HALF": row}
     device = {"PAGE": row, "LAYER": 2 * pages * row, "HALF": pages * row}
@@ -40,20 +35,17 @@ def compiled(
         **{f"SOURCE_{name}": stride for name, stride in begin.items()},
         **{f"TARGET_{name}": stride for name, stride in end.items()},
         "ROW_WORDS": row, "BLOCK_ROWS": block_rows, "BLOCK_WORDS": block_words,
-        "STAGES": stages(SHARED_BYTES[capability], block_rows),
+        "STAGES": stages(SHARED_BYTES, block_rows),
     }  # fmt: skip
     names = copy_pages_kernel.arg_names
     signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in ("source", "target")}
     source = ASTSource(copy_pages_kernel, signature, constants, attributes)
-    return compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": NUM_WARPS})
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": NUM_WARPS})
 
 
 @pytest.mark.parametrize("is_load", [True, False])
-@pytest.mark.parametrize(
-    ("page_size", "kv_heads", "head_dim"),
-    [(1, 8, 128), (16, 8, 128), (1, 4, 64), (32, 3, 80), (256, 8, 128), (1, 1, 64)],
-)
+@pytest.mark.parametrize(("page_size", "kv_heads", "head_dim"), [(1, 1, 64), (32, 3, 80), (256, 8, 128)])
 def test_tiles_are_on_their_way_while_one_is_written(
     page_size: int, kv_heads: int, head_dim: int, is_load: bool
 ) -> None:
@@ -63,33 +55,22 @@ def test_tiles_are_on_their_way_while_one_is_written(
 
     ahead = re.findall(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     stores = re.findall(r"st\.global\.\S+", ptx)
-    assert len(made.asm["cubin"]) > 0
     # As many before the loop as in it.
     assert len(ahead) == (MOST_AHEAD + 1) * TILE_WORDS // (32 * NUM_WARPS * 4)
     assert stores
     assert all(".cs.v4.b32" in store for store in stores)
     assert f".reqntid {32 * NUM_WARPS}" in ptx
-    assert made.metadata.shared <= SHARED_BYTES[90]
+    assert made.metadata.shared <= SHARED_BYTES
 
 
-@pytest.mark.parametrize("capability", [80, 89])
-@pytest.mark.parametrize(("page_size", "kv_heads", "head_dim"), [(1, 8, 128), (16, 8, 128), (1, 1, 64)])
-def test_other_gpus_have_as_many_as_fit(capability: int, page_size: int, kv_heads: int, head_dim: int) -> None:
-    """An A100 has two tiles on their way, an L40S one."""
-    made = compiled(page_size, kv_heads, head_dim, capability=capability)
-
-    assert len(made.asm["cubin"]) > 0
-    assert 2**16 <= made.metadata.shared <= SHARED_BYTES[capability]
-
-
-@pytest.mark.parametrize(("page_size", "kv_heads", "head_dim"), [(1, 3, 10), (1, 1, 6), (1, 1, 2)])
+@pytest.mark.parametrize(("page_size", "kv_heads", "head_dim"), [(1, 3, 10), (1, 1, 2)])
 def test_short_rows_compile_too(page_size: int, kv_heads: int, head_dim: int) -> None:
     """One tile at a time, and with narrower accesses where rows are no multiple of sixteen bytes."""
     made = compiled(page_size, kv_heads, head_dim)
 
     assert len(made.asm["cubin"]) > 0
     assert not re.search(r"(ld|st)\.global\.\S*v4", made.asm["ptx"])
-    assert made.metadata.shared <= SHARED_BYTES[90]
+    assert made.metadata.shared <= SHARED_BYTES
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,11 @@ BATCHES = {
     "mixed": ((1, 40), (19, 5), (1, 3), (70, 0), (1, 0)),
 }
 
+BOUNDED = {name: segments for name, segments in BATCHES.items() if name != "prompt"}
+"""What is bounded row by row: a whole prompt is among the mixed ones."""
 
-@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
 def test_every_mixture_of_rows_and_page_sizes(
     interpreter: Interpreter, segments: tuple[tuple[int, int], ...], page_size: int
@@ -52,46 +55,57 @@ def test_every_mixture_of_rows_and_page_sizes(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 256])
 def test_every_head_dim(interpreter: Interpreter, head_dim: int, dtype: torch.dtype) -> None:
     """Head dimensions up to 256, powers of two or not, in fp32 and fp16."""
     _assert_equal_to_oracle(interpreter, Shape(((1, 37), (20, 9)), head_dim=head_dim, dtype=dtype))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1), (24, 1), (72, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (24, 1), (72, 1)])
 def test_every_grouping_of_heads(interpreter: Interpreter, heads: int, kv_heads: int) -> None:
     """MHA, GQA and MQA, with groups that are powers of two, that are not, and that are larger than a tile."""
     _assert_equal_to_oracle(interpreter, Shape(((1, 20), (9, 11)), heads=heads, kv_heads=kv_heads))
 
 
-@pytest.mark.parametrize("window", [1, 7, 16, 33, 10_000])
-@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("window", [1, 7, 33, 10_000])
+@pytest.mark.parametrize("segments", BOUNDED.values(), ids=BOUNDED)
 def test_sliding_windows(interpreter: Interpreter, segments: tuple[tuple[int, int], ...], window: int) -> None:
     """A row sees its last ``window`` keys, itself included, whether shorter or longer than context and tile."""
     _assert_equal_to_oracle(interpreter, Shape(segments), window=window)
 
 
-@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("segments", BOUNDED.values(), ids=BOUNDED)
 def test_soft_caps(interpreter: Interpreter, segments: tuple[tuple[int, int], ...]) -> None:
     """Scores are capped smoothly, alone and together with a window and another scaling."""
     _assert_equal_to_oracle(interpreter, Shape(segments), softcap=0.7)
     _assert_equal_to_oracle(interpreter, Shape(segments), softcap=50.0, window=9, scaling=1.0)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 33, 10_000])
-@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("chunk", [1, 7, 33, 10_000])
+@pytest.mark.parametrize("segments", BOUNDED.values(), ids=BOUNDED)
 def test_chunks(interpreter: Interpreter, segments: tuple[tuple[int, int], ...], chunk: int) -> None:
     """A row sees keys of its own chunk, up to its own, wherever the chunk lies in a tile, a page or a prompt."""
     _assert_equal_to_oracle(interpreter, Shape(segments), chunk=chunk)
 
 
-@pytest.mark.parametrize("bound", [{}, {"window": 9}, {"chunk": 20}, {"softcap": 0.7}], ids=str)
-@pytest.mark.parametrize("segments", BATCHES.values(), ids=BATCHES)
-def test_sinks(interpreter: Interpreter, segments: tuple[tuple[int, int], ...], bound: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [
+        (torch.float32, {}),
+        (torch.float16, {}),
+        (torch.float32, {"window": 9}),
+        (torch.float32, {"chunk": 20}),
+        (torch.float16, {"softcap": 0.7}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("segments", BOUNDED.values(), ids=BOUNDED)
+def test_sinks(
+    interpreter: Interpreter, segments: tuple[tuple[int, int], ...], bound: dict[str, Any], dtype: torch.dtype
+) -> None:
     """Sinks take their part of every row, whether they are small, large, or all there is, beside any bound."""
-    sinks = torch.tensor([-30.0, 0.0, 4.0, 90.0])
-    _assert_equal_to_oracle(interpreter, Shape(segments), sinks=sinks, **bound)
-    _assert_equal_to_oracle(interpreter, Shape(segments, dtype=torch.float16), sinks=sinks.half(), **bound)
+    sinks = torch.tensor([-30.0, 0.0, 4.0, 90.0]).to(dtype)
+    _assert_equal_to_oracle(interpreter, Shape(segments, dtype=dtype), sinks=sinks, **bound)
 
 
 @pytest.mark.parametrize("chunk", [None, SPLIT_KEYS + 20])

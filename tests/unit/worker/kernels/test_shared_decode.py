@@ -12,6 +12,7 @@ import torch
 from services.worker.engine.forward_meta import PagedTensors, Segment, paged_tensors
 from tests.unit.worker.kernels import oracles
 from tests.unit.worker.kernels.interpreted import Interpreter
+from tests.unit.worker.kernels.paged_batches import TABLES
 
 PAGE_SIZE, HEAD_DIM = 16, 16
 
@@ -50,15 +51,18 @@ def _batch(groups: list[tuple[int, list[int]]], heads: int, kv_heads: int, dtype
 
 def _attend(interpreter: Interpreter, tensors: dict[str, torch.Tensor], paged: PagedTensors, softcap: float | None,
             window: int | None = None) -> torch.Tensor:  # fmt: skip
-    tables = {name: getattr(paged, name) for name in ("cu_rows", "context", "page_table", "max_rows", "max_length")}
+    tables = {name: getattr(paged, name) for name in TABLES}
     if paged.shared is not None:
         tables |= {name: getattr(paged.shared, name) for name in ("row_keys", "tile_rows", "tile_keys")}
     settings = {"scaling": 0.25, "window": window, "softcap": softcap}
     return interpreter.paged_attention(tensors, tables, settings)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 1), (3, 3), (80, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dtype"),
+    [(4, 1, torch.float32), (4, 1, torch.float16), (3, 3, torch.float32), (80, 1, torch.float32)],
+    ids=str,
+)
 def test_shared_splits_equal_the_oracle(
     interpreter: Interpreter, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> None:

@@ -26,7 +26,7 @@ def assert_alike(pairs: step_cases.Pairs, dtype: str, *, steps: int = 2) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 96), (5, 1000), (2, 4096)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 1000), (2, 4096)])
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_a_sum_and_its_norm_are_the_modules(
     interpreter: Interpreter, rows: int, width: int, dtype: str, has_delta: bool
@@ -47,9 +47,7 @@ def test_gates_open_as_the_modules_do(interpreter: Interpreter, rows: int, width
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norms", [True, False], ids=["normed", "plain"])
-@pytest.mark.parametrize(
-    ("heads", "head_dim"), [((4, 2), 64), ((8, 1), 128), ((7, 1), 96), ((3, 3), 256), ((14, 2), 16)], ids=str
-)
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((7, 1), 96), ((3, 3), 256), ((14, 2), 16)], ids=str)
 def test_heads_are_rotated_and_written_as_the_modules_do(
     interpreter: Interpreter, heads: tuple[int, int], head_dim: int, has_norms: bool, dtype: str
 ) -> None:

@@ -71,22 +71,13 @@ def test_what_is_gathered_was_checked(half_bytes: int, threads: None) -> None:
     rows.checks.expected[[3, 38], 1] ^= np.uint64(4)
 
     good = gather_checked(rows.memory, staging, 1, rows.pages, rows.checks.part(slice(None), slice(1, 2)))
+    checked = staging.host_rows()[good, 0]
     everything = gather_checked(rows.memory, staging, 0, rows.pages, None)
 
     assert np.flatnonzero(~good).tolist() == [3, 38]
     assert everything.all()
+    np.testing.assert_array_equal(checked, rows.memory.host_rows()[rows.pages[good], 1])
     np.testing.assert_array_equal(staging.host_rows()[:, 0], rows.memory.host_rows()[rows.pages, 0])
-
-
-def test_gathered_rows_are_those_of_the_layer(threads: None) -> None:
-    """Where they were checked on the way."""
-    rows = Rows(512)
-    layout = PageLayout(PAGES, LAYERS, 512, 1024, 0, 512)
-    staging = PageMemory(layout, array=np.zeros(PAGES * 1024, dtype=np.uint8))
-
-    assert gather_checked(rows.memory, staging, 1, rows.pages, rows.checks.part(slice(None), slice(1, 2))).all()
-
-    np.testing.assert_array_equal(staging.host_rows()[:, 0], rows.memory.host_rows()[rows.pages, 1])
 
 
 @pytest.mark.parametrize(("nbytes", "parts"), [(0, 1), (2**20, 1), (2 * 2**20, 2), (64 * 2**20, 3)])

@@ -10,50 +10,22 @@ import pytest
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_pools import HostPools
-from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.movers.protocol import Known, nothing_wrong
 from services.worker.kv.page_memory import PageMemory
-from shared.errors import TransportError
 from shared.memory import HostPoolView
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, fill_page, page_load
-
-
-class RecordingPins:
-    """Pins nothing, and says what it was asked; ``refuses`` stands for a driver without lockable memory."""
-
-    def __init__(self, *, refuses: bool = False) -> None:
-        self.refuses = refuses
-        self.calls: list[tuple[str, int]] = []
-
-    def start(self, work: Callable[[], None]) -> None:
-        work()
-
-    def finish(self) -> None:
-        """Nothing is left to be done."""
-
-    def pin(self, array: np.ndarray) -> None:
-        assert array.flags.writeable
-        if self.refuses:
-            raise TransportError("cudaHostRegister failed")
-        self.calls.append(("pin", array.nbytes))
-
-    def unpin(self, array: np.ndarray) -> None:
-        self.calls.append(("unpin", array.nbytes))
+from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, PlayedPins, device_page, host_pool, made_loads, page_load
 
 
 @pytest.fixture
 def host() -> Iterator[HostPoolView]:
-    view = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
-    fill_page(view, 1, "a")
-    yield view
-    view.unlink()
-    view.close()
+    with host_pool(4, labels="xa") as view:
+        yield view
 
 
 def test_a_pool_is_pinned_while_it_is_attached(host: HostPoolView) -> None:
     """All of its pages; it is unpinned, behind the transfers, when it is detached or replaced."""
-    pins, waiting = RecordingPins(), list[Callable[[], None]]()
+    pins, waiting = PlayedPins(), list[Callable[[], None]]()
     pools = HostPools(GEOMETRY, pins, waiting.append)
     nbytes = 4 * GEOMETRY.page_bytes
 
@@ -71,7 +43,7 @@ def test_a_pool_is_pinned_while_it_is_attached(host: HostPoolView) -> None:
 
 def test_a_pool_that_cannot_be_pinned_serves_all_the_same(host: HostPoolView) -> None:
     """Movers learn that they must stage its rows."""
-    pins = RecordingPins(refuses=True)
+    pins = PlayedPins(refuses=True)
     pools = HostPools(GEOMETRY, pins)
     pools.attach("s", host.handle)
 
@@ -84,12 +56,7 @@ def test_a_pool_that_cannot_be_pinned_serves_all_the_same(host: HostPoolView) ->
 def test_a_pool_serves_while_it_is_being_pinned(host: HostPoolView) -> None:
     """Pinning takes minutes: until it is done rows are staged, and a pool that goes meanwhile is not pinned at all."""
     started = list[Callable[[], None]]()
-
-    class LatePins(RecordingPins):
-        def start(self, work: Callable[[], None]) -> None:
-            started.append(work)
-
-    pins = LatePins()
+    pins = PlayedPins(waiting=started)
     pools = HostPools(GEOMETRY, pins)
 
     pools.attach("s", host.handle)
@@ -156,7 +123,7 @@ def test_a_layer_is_released_when_it_has_arrived_and_the_next_is_on_its_way(host
     """Launching runs one layer ahead of waiting, and the end waits for everything."""
     device = DevicePool.create(GEOMETRY, 4, device="cpu", shm_prefix=SHM_PREFIX)
     mover = LaggingMover(device)
-    loads = Loads(GEOMETRY, 4, mover, timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
+    loads = made_loads(GEOMETRY, 4, mover)
     loads.attach("s", host.handle)
     assert GEOMETRY.layers == 3
 
@@ -178,7 +145,7 @@ def test_a_device_that_breaks_fails_the_load(host: HostPoolView, monkeypatch: py
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(mover, "drain", broken)
-    loads = Loads(GEOMETRY, 4, mover, timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
+    loads = made_loads(GEOMETRY, 4, mover)
     loads.attach("s", host.handle)
 
     transfer = loads.start([page_load([1], [2], ["a"])])

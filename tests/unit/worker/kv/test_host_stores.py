@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,37 +11,15 @@ import pytest
 
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.host_stores import HostStores
-from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.page_stores import PagesStored, StorePages
 from tests.cuda.late_streams import late_streams
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page
+from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, PlayedPins, device_page, made_loads
 
 PAGES = 16
-
-
-class Watched:
-    """Satisfies ``Pins``; ``log`` says when memory was let go of. ``refuses`` pins nothing."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.waiting: list[Callable[[], None]] | None = None
-
-    def start(self, work: Callable[[], None]) -> None:
-        if self.waiting is None:
-            work()
-        else:
-            self.waiting.append(work)
-
-    def finish(self) -> None: ...
-
-    def pin(self, array: np.ndarray) -> None: ...
-
-    def unpin(self, array: np.ndarray) -> None:
-        self.log.append("unpinned")
 
 
 class Scene:
@@ -52,14 +30,11 @@ class Scene:
         self.device = DevicePool.create(GEOMETRY, PAGES, device="cpu", shm_prefix=SHM_PREFIX)
         halves = self.device.bytes_view()
         halves[...] = np.random.default_rng(4).integers(0, 256, halves.shape, dtype=np.uint8)
-        self.pins = Watched()
+        self.pins = PlayedPins()
         self.mover: Any = GpuAssistedMover(self.device)
         self.mover.piece_pages = 4
         self.stores = HostStores(self.mover, PAGES, clock_s=lambda: 1.0)
-        self.loads = Loads(
-            GEOMETRY, PAGES, BatchedMover(self.device), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work(),
-            pins=self.pins, stores=self.stores,
-        )  # fmt: skip
+        self.loads = made_loads(GEOMETRY, PAGES, BatchedMover(self.device), pins=self.pins, stores=self.stores)
         self.loads.attach("s", self.host.handle)
 
     def call(self, device: list[int], host: list[int], **changes: Any) -> StorePages:
@@ -152,12 +127,12 @@ def test_an_error_is_told_when_nothing_is_written_any_more(scene: Scene, monkeyp
 
 def test_a_pool_is_let_go_of_behind_the_copies_into_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what comes later finds it gone."""
-    log, store = scene.pins.log, scene.mover.store
+    store = scene.mover.store
 
     def detach_then_store(*arguments: Any) -> None:
         scene.loads.detach("s")
         store(*arguments)
-        log.append("stored")
+        scene.pins.calls.append(("stored", 0))
 
     monkeypatch.setattr(scene.mover, "store", detach_then_store)
     first = scene.store(scene.call([0], [0]))
@@ -165,4 +140,4 @@ def test_a_pool_is_let_go_of_behind_the_copies_into_it(scene: Scene, monkeypatch
 
     assert first == PagesStored()
     assert "no host pool" in second.refused
-    assert log == ["stored", "unpinned"]
+    assert [what for what, _ in scene.pins.calls] == ["pin", "stored", "unpin"]

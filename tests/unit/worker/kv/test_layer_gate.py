@@ -11,7 +11,7 @@ from services.worker.kv.layer_gate import LayerGate, LoadRejected
 
 def test_a_released_layer_passes_and_later_ones_wait() -> None:
     """Releasing layer 1 releases layer 0 too; layer 2 runs into the timeout."""
-    gate = LayerGate(3, timeout_s=0.01)
+    gate = LayerGate(timeout_s=0.01)
     gate.release(1)
 
     gate.wait(0)
@@ -23,7 +23,7 @@ def test_a_released_layer_passes_and_later_ones_wait() -> None:
 
 def test_a_waiter_is_woken_by_the_release() -> None:
     """The compute thread sleeps until the transfer thread is there."""
-    gate = LayerGate(1, timeout_s=60)
+    gate = LayerGate(timeout_s=60)
     passed = threading.Event()
 
     def compute() -> None:
@@ -41,7 +41,7 @@ def test_a_waiter_is_woken_by_the_release() -> None:
 
 def test_a_rejection_stops_layers_that_have_landed_too() -> None:
     """What the pass computes is thrown away anyway, so it ends at the next layer."""
-    gate = LayerGate(2, timeout_s=60)
+    gate = LayerGate(timeout_s=60)
     gate.release(1)
     gate.reject("checksum of layer 1")
 
@@ -53,7 +53,7 @@ def test_a_rejection_stops_layers_that_have_landed_too() -> None:
 def test_waiting_is_measured() -> None:
     """Only the time of those who really had to wait."""
     now = iter([0, 5, 100, 130])
-    gate = LayerGate(2, timeout_s=0.0, clock_ns=lambda: next(now))
+    gate = LayerGate(timeout_s=0.0, clock_ns=lambda: next(now))
     gate.release(0)
 
     gate.wait(0)
@@ -67,7 +67,7 @@ def test_waiting_is_measured() -> None:
 def test_a_layer_can_be_overdue_with_nobody_waiting() -> None:
     """Time counts from the layer before it, or from the beginning."""
     now = [0]
-    gate = LayerGate(3, timeout_s=1e-6, clock_ns=lambda: now[0])
+    gate = LayerGate(timeout_s=1e-6, clock_ns=lambda: now[0])
     now[0] = 900
     gate.release(0)
     now[0] = 1800

@@ -16,19 +16,13 @@ from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from shared.memory import HostPoolView
 from shared.messages.base import unpack_int32
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, fill_page, page_load
-
-LABELS = ("a", "b", "c", "d")
+from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, fill_page, host_pool, made_loads, page_load
 
 
 @pytest.fixture
 def host() -> Iterator[HostPoolView]:
-    view = HostPoolView.create(SHM_PREFIX, GEOMETRY, 80)
-    for page, label in enumerate(LABELS):
-        fill_page(view, page, label)
-    yield view
-    view.unlink()
-    view.close()
+    with host_pool(80, labels="abcd") as view:
+        yield view
 
 
 @pytest.fixture
@@ -49,7 +43,7 @@ def loads(host: HostPoolView, device: DevicePool) -> Iterator[Loads]:
 def make_loads(device: DevicePool, submit: Callable[[Callable[[], None]], object] | None) -> Loads:
     mover = BatchedMover(device)
     mover.piece_pages = 64
-    return Loads(GEOMETRY, device.pages, mover, timeout_s=5, clock_ns=lambda: 7, submit=submit)
+    return made_loads(GEOMETRY, device.pages, mover, submit=submit)
 
 
 def test_pages_arrive_byte_for_byte(host: HostPoolView, device: DevicePool, loads: Loads) -> None:
@@ -162,9 +156,7 @@ def test_pages_outside_the_pools_are_refused(loads: Loads) -> None:
 def test_a_load_that_takes_too_long_is_given_up(host: HostPoolView, device: DevicePool) -> None:
     """Past its deadline the request recomputes; nothing is written after ``finish`` has returned."""
     waiting: list[Callable[[], None]] = []
-    loads = Loads(
-        GEOMETRY, device.pages, BatchedMover(device), timeout_s=0.01, clock_ns=lambda: 7, submit=waiting.append
-    )
+    loads = made_loads(GEOMETRY, device.pages, BatchedMover(device), timeout_s=0.01, submit=waiting.append)
     loads.pools.attach("s", host.handle)
     transfer = loads.start([page_load([0], [3], ["a"])])
     with pytest.raises(LoadRejected):

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.movers.per_page import PerPageMover
-from shared.memory import HostPoolView
-from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.worker_plans import PageLoad
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, fill_page, page_load
+from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, device_page, host_pool, made_loads, neighbour_load, page_load
 
 OURS, THEIRS = 20, 30
 
@@ -29,9 +26,7 @@ class Beside:
         self.theirs = DevicePool.create(GEOMETRY, THEIRS, device="cpu", shm_prefix=SHM_PREFIX)
         view = self.theirs.bytes_view()
         view[...] = np.random.default_rng(1).integers(0, 256, view.shape, dtype=np.uint8)
-        self.loads = Loads(
-            GEOMETRY, OURS, mover(self.ours), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work()
-        )
+        self.loads = made_loads(GEOMETRY, OURS, mover(self.ours))
         self.loads.neighbours.attach("w1", "inc-1", self.theirs.handle())
 
     def close(self) -> None:
@@ -45,20 +40,6 @@ def beside() -> Iterator[Beside]:
     made = Beside()
     yield made
     made.close()
-
-
-def neighbour_load(source: list[int], device: list[int], **fields: Any) -> PageLoad:
-    load = PageLoad(
-        request_id="r",
-        attempt=1,
-        storage_id="",
-        host_pages=pack_int32(source),
-        device_pages=pack_int32(device),
-        identities=bytes(16 * len(source)),
-        neighbour_id="w1",
-        neighbour_incarnation="inc-1",
-    )
-    return msgspec.structs.replace(load, **fields)
 
 
 @pytest.mark.parametrize("mover", [BatchedMover, PerPageMover])
@@ -80,19 +61,16 @@ def test_pages_arrive_byte_for_byte(mover: Any) -> None:
 
 def test_host_and_neighbour_loads_share_a_batch(beside: Beside) -> None:
     """One gate serves both, and one that fails leaves the other."""
-    host = HostPoolView.create(SHM_PREFIX, GEOMETRY, 4)
-    fill_page(host, 2, "a")
-    beside.loads.attach("s", host.handle)
+    with host_pool(3, labels="xya") as host:
+        beside.loads.attach("s", host.handle)
 
-    result = beside.loads.start(
-        [page_load([2], [5], ["a"], request_id="q"), neighbour_load([1, THEIRS], [6, 7])]
-    ).finish()
+        result = beside.loads.start(
+            [page_load([2], [5], ["a"], request_id="q"), neighbour_load([1, THEIRS], [6, 7])]
+        ).finish()
 
-    np.testing.assert_array_equal(device_page(beside.ours, 5), host.pages[2])
+        np.testing.assert_array_equal(device_page(beside.ours, 5), host.pages[2])
     assert result.failed_requests == ["r"]
     assert result.lost_pages == {6, 7}
-    host.unlink()
-    host.close()
 
 
 @pytest.mark.parametrize(
@@ -163,10 +141,3 @@ def test_a_neighbour_that_has_died_is_read_until_it_is_detached(beside: Beside) 
 
     assert result.failures == []
     np.testing.assert_array_equal(device_page(beside.ours, 1), expected)
-
-
-def test_failed_pages_are_packed_as_in_the_plan(beside: Beside) -> None:
-    """Every page of a refused load counts as wrong."""
-    (failure,) = beside.loads.start([neighbour_load([1, 2, 40], [3, 4, 5])]).finish().failures
-
-    assert unpack_int32(failure.host_pages) == [1, 2, 40]

@@ -40,7 +40,6 @@ WAYS: list[tuple[str, str, ForwardPath]] = [
     ("llama", "bfloat16", "portable"),
     ("gemma2", "float32", "portable"),
     ("mistral", "float32", "portable"),
-    ("qwen3", "float32", "portable"),
 ]
 
 

@@ -13,6 +13,7 @@ from services.worker.engine.native_work import find_decode_work
 from services.worker.kv.device_pool import TORCH_DTYPES
 from services.worker.native.decode import NativeDecode, compile_decode
 from shared.messages.pools import KvGeometry
+from tests.unit.worker.torch_threads import torch_threads
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -77,16 +78,10 @@ def test_threads_change_nothing() -> None:
     segments = [Segment(1, length - 1, np.arange(80, dtype=np.int32)) for length in (1280, 600, 3)]
     work = find_decode_work(ForwardMeta.build(segments, 16, "cpu"), None)
     assert work is not None
-    outputs = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            output = torch.empty(3, 6, 32)
+    outputs = torch.empty(2, 3, 6, 32)
+    for threads, output in enumerate(outputs, start=1):
+        with torch_threads(threads):
             kernel.attend(work, query, pool[0], pool[1], output, 0.2)
-            outputs.append(output)
-    finally:
-        torch.set_num_threads(before)
 
     assert torch.equal(outputs[0], outputs[1])
 

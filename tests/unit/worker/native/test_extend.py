@@ -14,6 +14,7 @@ from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.native_work import find_extend_work, find_selected_work
 from services.worker.native import extend
 from services.worker.native.extend import SPAN_KEYS, NativeExtend, compile_extend
+from tests.unit.worker.torch_threads import torch_threads
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names vector extensions of x86")
@@ -147,13 +148,9 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
     step = Step(SHAPES, heads=6, head_dim=64, page_size=16, dtype=dtype)
     kernel = compiled(64, 3, dtype)
     outputs = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 7):
+        with torch_threads(threads):
             outputs.append(step.attend(kernel, None))
-    finally:
-        torch.set_num_threads(before)
 
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
@@ -169,16 +166,12 @@ def test_spans_of_keys_are_summed_by_any_thread(dtype: torch.dtype, window: int 
     step = Step([(8, 2 * SPAN_KEYS + 100), (6, SPAN_KEYS - 3)], heads=6, head_dim=20, page_size=16, dtype=dtype)
     kernel = compiled(20, 3, dtype)
     outputs, parts = [], []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 7):
+        with torch_threads(threads):
             work = find_extend_work(ForwardMeta.build(step.segments, 16, "cpu"), window, 3, 2)
             assert work is not None
             parts.append(work.tiling.parts)
             outputs.append(step.attend(kernel, window))
-    finally:
-        torch.set_num_threads(before)
 
     assert parts[0] == 0 < parts[2]
     assert torch.equal(outputs[0], outputs[1])

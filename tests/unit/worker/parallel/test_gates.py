@@ -22,7 +22,7 @@ def gates(gate: LayerGate, layers: int = 3) -> tuple[TellingGate, ToldGate, dequ
 
 def test_another_rank_passes_a_layer_after_rank_0_has() -> None:
     """One order for each layer, and none is left."""
-    gate = LayerGate(3, timeout_s=1)
+    gate = LayerGate(timeout_s=1)
     gate.release(2)
     telling, told, orders = gates(gate)
 
@@ -37,7 +37,7 @@ def test_another_rank_passes_a_layer_after_rank_0_has() -> None:
 
 def test_a_failed_load_lets_every_rank_finish_and_is_raised_afterwards() -> None:
     """Nobody is left in a collective; what was computed is not used."""
-    gate = LayerGate(3, timeout_s=1)
+    gate = LayerGate(timeout_s=1)
     gate.release(0)
     telling, told, orders = gates(gate)
     telling.wait(0)

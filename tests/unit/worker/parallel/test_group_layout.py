@@ -13,7 +13,6 @@ import torch
 from services.storage.pools import open_device_pool
 from services.worker.engine.probe import FoundKept
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, SharedKept, StateKept
@@ -23,10 +22,9 @@ from services.worker.parallel.group_pool import GroupPool
 from services.worker.parallel.parts_mover import PartsMover
 from shared.errors import TransportError, UnsupportedModel
 from shared.memory import HostPoolView, unlink_all
-from shared.messages.base import pack_int32
-from shared.messages.worker_plans import PageLoad
 from tests.run_name import shm_prefix
 from tests.unit.worker.parallel.layouts import layout_of, pool_of
+from tests.unit.worker.pools import made_loads, neighbour_load
 
 PREFIX = shm_prefix("layouts")
 PAGES = 6
@@ -137,21 +135,9 @@ def lent(pool: GroupPool, layout: GroupLayout) -> HostPoolView:
     """What a worker with one rank has of the group's pages, as its neighbour."""
     planes = layout.whole
     own = DevicePool.create(planes.geometry, PAGES, device="cpu", shm_prefix=PREFIX, planes=planes)
-    loads = Loads(
-        planes.geometry, PAGES, BatchedMover(own), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work()
-    )
+    loads = made_loads(planes.geometry, PAGES, BatchedMover(own))
     loads.neighbours.attach("w1", "inc-1", pool.handle())
-    order = PageLoad(
-        request_id="r",
-        attempt=1,
-        storage_id="",
-        host_pages=pack_int32(ALL),
-        device_pages=pack_int32(ALL),
-        identities=bytes(16 * PAGES),
-        neighbour_id="w1",
-        neighbour_incarnation="inc-1",
-    )
-    assert not loads.start([order]).finish().failures
+    assert not loads.start([neighbour_load(ALL.tolist(), ALL.tolist())]).finish().failures
     loads.close()
     return host_of(own)
 

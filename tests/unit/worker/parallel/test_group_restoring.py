@@ -21,13 +21,14 @@ from services.worker.restore.hidden_page_source import HiddenPages
 from services.worker.restore.profile import subject
 from services.worker.restore.refusals import HiddenStatesUnsupported, PiecesRefused
 from shared.hidden_forms import hidden_geometries
-from shared.ids import DIGEST_BYTES, chain_pages, chain_root, namespace_digest
+from shared.ids import DIGEST_BYTES, chain_pages, chain_root, namespace_digest, split_digests
 from shared.memory import HostPoolView, unlink_all
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
 from tests.checkpoints import make_checkpoint
 from tests.engine_driver import Request, random_prompt, run_step
 from tests.unit.worker.parallel.groups import PAGE_SIZE, SHM_PREFIX, group_of
+from tests.unit.worker.restore.hidden_pages import write_pages
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,15 +75,7 @@ class Captured:
     def pool(self, geometry: KvGeometry) -> HostPoolView:
         """A hidden pool that holds the prompt's pages, in reverse."""
         view = HostPoolView.create(SHM_PREFIX, geometry, PAGES)
-        hidden = range(geometry.absent, geometry.absent + geometry.from_hidden)
-        loaded = range(geometry.layers - geometry.loaded_layers, geometry.layers)
-        for page in range(PAGES):
-            rows = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
-            units = [self.rows[layer][rows] for layer in hidden]
-            units += [self.kv[layer, half, rows] for layer in loaded for half in (0, 1)]
-            for unit, held in enumerate(units):
-                view.pages[PAGES - 1 - page, unit] = held.contiguous().view(-1).view(torch.uint8).numpy()
-            view.seal_page(PAGES - 1 - page, self.identities[page * DIGEST_BYTES : (page + 1) * DIGEST_BYTES])
+        write_pages(view, range(PAGES)[::-1], split_digests(self.identities), self.rows, self.kv)
         return view
 
     def restore(self, view: HostPoolView, recomputed: int = 0, begin: int = 0) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.worker.engine.gpu_room import RoomWish
 from services.worker.kv.planes import HeadsKept, LatentsKept
+from services.worker.parallel.collectives import make_store
 from services.worker.parallel.group_runner import _pages
 from services.worker.parallel.orders import MeasureRoom, RankMeasured
 from services.worker.parallel.rank_model import RankModel
+from tests.checkpoints import make_checkpoint
+from tests.unit.worker.engine.test_gpu_room import StandIn
+from tests.unit.worker.parallel.groups import start_order
 from tests.unit.worker.parallel.layouts import layout_of
 
 WISH = RoomWish(fraction=0.5, tokens=100, rows=9, reserve_bytes=7)
@@ -69,6 +74,17 @@ def test_a_number_of_pages_is_taken_without_a_measurement() -> None:
     model.layout = layout_of([LatentsKept(3, 1)], 2, 1)  # type: ignore[attr-defined]
     assert pages(pages=5) == 5
     assert pages(device_kv_bytes=320) == 5  # Every rank keeps all latents, and half of a page holds nothing.
+
+
+@pytest.mark.parametrize("family", ["llama", "mla", "gemma4_padded", "indexed"])
+def test_room_is_measured_with_pages_of_what_the_model_keeps(family: str, tmp_path: Path) -> None:
+    """A prefill over a pool of K and V would fail where pages hold latents, or other heads from layer to layer."""
+    rank = RankModel(start_order(make_checkpoint(family, tmp_path / "model"), 1))
+    rank.join(make_store(60.0))
+    try:
+        assert rank.measure_room(RoomWish(0.5, 100, 7, 0), StandIn()) > 1000
+    finally:
+        rank.close()
 
 
 def test_a_rank_measures_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, DiffLlamaConfig
 
-from services.worker.engine.model_runner import ModelRunner
 from services.worker.parallel.division import Share
 from services.worker.parallel.loading import has_sinks, load_share
+from services.worker.restore.refusals import HiddenStatesUnsupported
+from shared.errors import UnsupportedModel
 from shared.memory import unlink_all
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import _GATED, make_checkpoint, save_checkpoint
 from tests.state_checkpoints import make_state_checkpoint
 from tests.unit.worker.parallel.groups import SHM_PREFIX, group_of
 from tests.unit.worker.parallel.test_group import check_host_prefix, check_tokens, segments
+from tests.unit.worker.runners import runners_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,49 +31,90 @@ def clean() -> Iterator[None]:
     unlink_all(SHM_PREFIX)
 
 
-def with_strong_sinks(path: Path) -> Path:
-    """Sinks that a head would notice the lack of, other for each head; and biases of experts that count."""
+def rewritten(path: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Path:
+    """The checkpoint with every tensor changed, given its name."""
     for file in path.glob("*.safetensors"):
-        tensors = load_file(file)
-        for name, tensor in tensors.items():
-            if name.endswith("sinks"):
-                tensors[name] = torch.arange(len(tensor), dtype=tensor.dtype) + 1
-            elif name.endswith("down_proj_bias"):
-                tensors[name] = torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype).view_as(tensor)
+        tensors = {name: change(name, tensor) for name, tensor in load_file(file).items()}
         save_file(tensors, file, metadata={"format": "pt"})
     return path
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_with_sinks_answer_as_one_does(ranks: int, tmp_path: Path) -> None:
-    """Each has the sinks of its query heads; with four ranks, two share a KV head."""
+def with_strong_sinks(path: Path) -> Path:
+    """Sinks that a head would notice the lack of, other for each head; and biases of experts that count."""
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name.endswith("sinks"):
+            return torch.arange(len(tensor), dtype=tensor.dtype) + 1
+        if name.endswith("down_proj_bias"):
+            return torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype).view_as(tensor)
+        return tensor
+
+    return rewritten(path, change)
+
+
+def test_ranks_with_sinks_answer_as_one_does(tmp_path: Path) -> None:
+    """Each has the sinks of its query heads; two share a KV head."""
     model = with_strong_sinks(make_checkpoint("gpt_oss", tmp_path / "model"))
 
-    with group_of(model, ranks) as group:
+    with group_of(model, 4) as group:
         check_tokens(group, model)
 
     assert not segments()
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("mla", 4), ("gemma4", 2), ("gemma4_padded", 4), ("mimo", 2)])
-def test_ranks_whose_layers_are_not_alike_answer_as_one_does(family: str, ranks: int, tmp_path: Path) -> None:
-    """Each keeps all latents, and of K and V its heads; prefixes come from the device and from host memory."""
-    model = make_checkpoint(family, tmp_path / "model")
+def with_uneven_norms(path: Path) -> Path:
+    """Norms of queries and keys that are another in each head, so that a rank with another's part answers otherwise."""
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        is_norm = name.endswith(("q_norm.weight", "k_norm.weight"))
+        return torch.linspace(0.2, 2.0, len(tensor), dtype=tensor.dtype) if is_norm else tensor
+
+    return rewritten(path, change)
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("minimax_m2", 2), ("minimax_m2", 4), ("llama4", 2)])
+def test_ranks_of_today_s_experts_answer_as_one_does(family: str, ranks: int, tmp_path: Path) -> None:
+    """Norms over all heads are computed over those of all ranks, of which two share a KV head where there are four;
+    experts whose weights are transposed are divided, too, in a model whose class names another one's base.
+    """
+    model = with_uneven_norms(make_checkpoint(family, tmp_path / "model"))
 
     with group_of(model, ranks) as group:
-        assert not group.pool.planes.is_identity
         check_tokens(group, model)
         check_host_prefix(group)
 
     assert not segments()
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("qwen3_next", 2), ("bamba", 4), ("lfm2", 2), ("falcon_h1", 2)])
-def test_ranks_whose_layers_carry_states_answer_as_one_does(family: str, ranks: int, tmp_path: Path) -> None:
-    """Each carries all states, and attends with its heads."""
-    model = make_state_checkpoint(family, tmp_path / "model")
+def test_keys_that_need_the_heads_of_all_ranks_are_not_restored(tmp_path: Path) -> None:
+    """A rank projects K of its own heads from hidden states, without the others."""
+    with group_of(make_checkpoint("minimax_m2", tmp_path / "model"), 2) as group:
+        with pytest.raises(HiddenStatesUnsupported, match="norms over the heads of all ranks"):
+            group.prove_projection(2**20)
+        group.warm_up()
+
+
+@pytest.mark.parametrize(
+    ("make", "family", "ranks"),
+    [
+        (make_checkpoint, "mla", 4),
+        (make_checkpoint, "indexed", 2),
+        (make_checkpoint, "indexed", 4),
+        (make_checkpoint, "gemma4_padded", 4),
+        (make_state_checkpoint, "bamba", 4),
+        (make_state_checkpoint, "falcon_h1", 2),
+    ],
+)
+def test_ranks_whose_layers_are_not_alike_answer_as_one_does(
+    make: Callable[..., Path], family: str, ranks: int, tmp_path: Path
+) -> None:
+    """Each keeps all latents, with their index keys, and carries all states, and has its heads of K and V; prefixes
+    come from the device and from host memory. Two ranks serve more kinds in ``tests/integration/test_group_kinds.py``.
+    """
+    model = make(family, tmp_path / "model")
 
     with group_of(model, ranks) as group:
+        assert not group.pool.planes.is_identity
         check_tokens(group, model)
         check_host_prefix(group)
 
@@ -82,20 +125,10 @@ def test_where_nobody_chose_a_page_is_as_large_as_with_one_rank(tmp_path: Path) 
     """Chunks of a group are those of single workers."""
     model = make_state_checkpoint("qwen3_next", tmp_path / "model")
 
-    with group_of(model, 2, page_size=0) as group:
-        single = ModelRunner.load(
-            model,
-            dtype="float32",
-            device="cpu",
-            page_size=0,
-            device_kv_bytes=None,
-            pages=32,
-            threads=1,
-            shm_prefix=SHM_PREFIX,
-        )
+    with group_of(model, 2, page_size=0) as group, runners_of(lambda _: model, SHM_PREFIX) as load:
+        single = load("", page_size=0, dtype="float32", tokens=512)
         assert group.geometry == single.geometry
         assert group.pool.planes == single.pool.planes
-        single.close()
 
 
 def test_each_rank_has_the_sinks_of_its_heads(tmp_path: Path) -> None:
@@ -110,6 +143,17 @@ def test_each_rank_has_the_sinks_of_its_heads(tmp_path: Path) -> None:
     assert sinks == [[1.0, 2.0], [3.0, 4.0]]
     assert biases[0].any()
     assert not biases[1].any()
+
+
+def test_a_group_does_not_divide_heads_for_attention_of_a_model_s_own(tmp_path: Path) -> None:
+    """Code of its own may read numbers of heads anywhere. The reason against our attention is in the refusal."""
+    model = save_checkpoint(DiffLlamaConfig(**{**_GATED, "num_key_value_heads": 4}), tmp_path / "model")
+
+    with (
+        pytest.raises(UnsupportedModel, match=r"diffllama attends by code of its own to K and V of heads.*: .*calls"),
+        group_of(model, 2),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("family", "expected"), [("gpt_oss", True), ("llama", False)])

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from services.storage.pools import open_device_pool
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.loads import Loads
 from services.worker.kv.movers.batched import BatchedMover
 from services.worker.kv.page_memory import PageLayout, PageMemory
 from services.worker.kv.planes import HeadsKept
@@ -19,12 +19,10 @@ from services.worker.parallel.group_pool import GroupPool, PartOfPool, attach_pa
 from services.worker.parallel.parts_mover import PartsMover
 from shared.errors import InvariantViolated, TransportError
 from shared.memory import DevicePoolView, HostPoolView, unlink_all
-from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
-from shared.messages.worker_plans import PageLoad
 from tests.run_name import shm_prefix
 from tests.unit.worker.parallel.layouts import layout_of, pool_of
-from tests.unit.worker.pools import fill_page, identity_of
+from tests.unit.worker.pools import fill_page, identity_of, made_loads, neighbour_load
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=4, head_dim=8, page_size=16, dtype="float32")
 PREFIX = shm_prefix("parts")
@@ -181,20 +179,10 @@ def test_a_group_lends_its_pages_to_neighbours(lending: int, borrowing: int) -> 
     host = host_pool(["a", "b", "c"])
     theirs, ours = group_pool(lending), group_pool(borrowing)
     mover_of(theirs).load(memory_of(host), range(3), numbers(0, 1, 2), numbers(5, 2, 7))
-    loads = Loads(GEOMETRY, PAGES, mover_of(ours), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
+    loads = made_loads(GEOMETRY, PAGES, mover_of(ours))
     loads.neighbours.attach("w1", "inc-1", theirs.handle())
-    order = PageLoad(
-        request_id="r",
-        attempt=1,
-        storage_id="",
-        host_pages=pack_int32([7, 5]),
-        device_pages=pack_int32([0, 6]),
-        identities=bytes(32),
-        neighbour_id="w1",
-        neighbour_incarnation="inc-1",
-    )
 
-    result = loads.start([order]).finish()
+    result = loads.start([neighbour_load([7, 5], [0, 6])]).finish()
 
     again = HostPoolView.create(PREFIX, GEOMETRY, PAGES)
     view = open_device_pool(ours.handle())
@@ -211,9 +199,27 @@ def test_a_group_of_which_a_part_is_gone_lends_nothing() -> None:
     theirs, ours = group_pool(2), group_pool(1)
     handle = theirs.handle()
     theirs.parts[1].pool.close()
-    loads = Loads(GEOMETRY, PAGES, mover_of(ours), timeout_s=5, clock_ns=lambda: 7, submit=lambda work: work())
+    loads = made_loads(GEOMETRY, PAGES, mover_of(ours))
     loads.neighbours.attach("w1", "inc-1", handle)
 
     with pytest.raises(TransportError, match="segment"):
         loads.neighbours.find("w1", "inc-1")
     loads.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_kv_that_is_put_by_slots_is_in_every_part(ranks: int) -> None:
+    """Each rank has its heads of it, those that several ranks have as well; other slots are untouched."""
+    pool = group_pool(ranks)
+    slots = torch.tensor([3, 40, 17])
+    kv = torch.randn(2, GEOMETRY.kv_heads, len(slots), GEOMETRY.head_dim)
+
+    pool.put_kv(1, slots, kv)
+
+    for half in (0, 1):
+        assert torch.equal(pool.rows(1, half, slots), kv[half].transpose(0, 1).flatten(1))
+        for part in pool.parts:
+            own = part.pool.rows(1, half, slots)
+            assert torch.equal(own, kv[half, heads_of(part)].transpose(0, 1).flatten(1))
+    assert sum(int(part.pool.tensor.count_nonzero()) for part in pool.parts) == max(1, ranks // 4) * kv.numel()
+    pool.close()

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from services.worker.parallel.division import Share
 from services.worker.parallel.loading import load_share
 from shared.errors import ConfigError, UnsupportedModel
-from tests.checkpoints import PAD, VOCAB_SIZE, save_checkpoint
+from tests.checkpoints import PAD, VOCAB_SIZE, make_checkpoint, save_checkpoint
+from tests.quantised_checkpoints import SCHEMES, mxfp4_checkpoint, quantise_checkpoint
 from tests.unit.worker.parallel.groups import group_of
 from tests.unit.worker.parallel.test_group import check_tokens, segments
 
@@ -47,6 +48,9 @@ LATENTS: dict[str, Any] = {
     "v_head_dim": 16,
 }
 TYPES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": EXPERTS,
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 32},
@@ -101,8 +105,9 @@ def test_the_shares_of_two_ranks_are_the_model(model_type: str, tmp_path: Path) 
     shares = [load_share(path, config, Share(rank, 2), dtype="float32", device=torch.device("cpu")) for rank in (0, 1)]
 
     divided = set()
+    assert {name for name, _ in shares[0].named_parameters()} == {name for name, _ in whole.named_parameters()}
     for name, expected in whole.named_parameters():
-        parts = [dict(share.named_parameters())[name] for share in shares]
+        parts = [share.get_parameter(name) for share in shares]
         dim = divided_dim(expected, parts)
         if dim is None:
             assert torch.equal(parts[0], expected)
@@ -127,6 +132,69 @@ def test_two_ranks_answer_as_one_does(model_type: str, tmp_path: Path) -> None:
         check_tokens(group, model)
 
     assert not segments()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_shares_of_a_quantised_checkpoint_are_those_of_its_weights(scheme: str, tmp_path: Path) -> None:
+    """To the bit, in every format: rows, columns, packed words, scales of groups and blocks that ranks divide."""
+    folders = quantise_checkpoint(make_checkpoint("llama", tmp_path / "model"), tmp_path, scheme)
+
+    check_shares(*folders)
+
+
+@pytest.mark.parametrize(("model_type", "scheme"), [("qwen3_moe", "packed_int4_zeros"), ("deepseek_v3", "fp8_blocks")])
+def test_quantised_experts_are_divided(model_type: str, scheme: str, tmp_path: Path) -> None:
+    """Each expert of the checkpoint has codes of its own; the model has all experts as one tensor."""
+    sizes = {"moe_intermediate_size": 64, "intermediate_size": 64, "hidden_size": 64}
+    config = AutoConfig.for_model(model_type, **(SMALL | TYPES[model_type] | sizes))
+    folders = quantise_checkpoint(save_checkpoint(config, tmp_path / "model"), tmp_path, scheme)
+
+    check_shares(*folders)
+
+
+def test_experts_in_mxfp4_are_divided(tmp_path: Path) -> None:
+    """As gpt-oss is published."""
+    check_shares(*mxfp4_checkpoint(make_checkpoint("gpt_oss", tmp_path / "model"), tmp_path))
+
+
+@pytest.mark.parametrize("scheme", ["awq", "fp8_blocks"])
+def test_two_ranks_of_a_quantised_checkpoint_answer_as_one_does(scheme: str, tmp_path: Path) -> None:
+    """Tokens are those of Hugging Face for the weights that the codes mean."""
+    quantised, plain = quantise_checkpoint(make_checkpoint("llama", tmp_path / "model"), tmp_path, scheme)
+
+    with group_of(quantised, 2) as group:
+        check_tokens(group, plain)
+
+    assert not segments()
+
+
+def check_shares(quantised: Path, plain: Path) -> None:
+    """Both ranks have the same of both checkpoints."""
+    for rank in (0, 1):
+        mine, expected = (
+            load_share(
+                path, AutoConfig.from_pretrained(path), Share(rank, 2), dtype="float32", device=torch.device("cpu")
+            )
+            for path in (quantised, plain)
+        )
+        assert [name for name, _ in mine.named_parameters()] == [name for name, _ in expected.named_parameters()]
+        for name, tensor in expected.named_parameters():
+            assert torch.equal(mine.get_parameter(name), tensor), name
+
+
+@pytest.mark.parametrize("end", ["weight_packed", "weight_zero_point"])
+def test_quantised_tensors_that_are_not_understood_are_refused(end: str, tmp_path: Path) -> None:
+    """Of a layer without its codes, and of one that is no quantised layer: by name."""
+    quantised, _ = quantise_checkpoint(make_checkpoint("llama", tmp_path / "model"), tmp_path, "packed_int4_zeros")
+    config, layer = AutoConfig.from_pretrained(quantised), "model.layers.0.mlp.down_proj"
+    for file in quantised.glob("*.safetensors"):
+        tensors = load_file(file)
+        ends = ("weight_packed",) if end == "weight_packed" else ("weight_packed", "weight_scale", "weight_shape")
+        kept = {name: tensor for name, tensor in tensors.items() if name not in {f"{layer}.{each}" for each in ends}}
+        save_file(kept, file, metadata={"format": "pt"})
+
+    with pytest.raises(UnsupportedModel, match=rf"{layer}.* not understood"):
+        load_share(quantised, config, Share(0, 2), dtype="float32", device=torch.device("cpu"))
 
 
 def test_experts_that_lack_a_weight_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from bench.gpu.reading import take_any_numpy
+from bench.gpu.reading import mend_interpreter
 from services.worker.engine.cuda_capture import Graph
 from services.worker.kv.movers.gpu_assisted import GpuAssistedMover
 from services.worker.proving import attention_proofs, graph_proofs, parts
@@ -17,25 +17,10 @@ from services.worker.proving.cases import Step
 from services.worker.proving.memory_proofs import prove_mover
 from services.worker.proving.part import Part, Prove, Way
 from services.worker.proving.table import ServedShape
+from tests.cuda.played_capture import Played, PlayedCapture
 
 torch.set_num_threads(1)
-take_any_numpy()
-
-
-class _Played:
-    def __init__(self, replay: Callable[[], None]) -> None:
-        self.replay = replay
-
-
-class PlayedCapture:
-    """A graph computes its work over what memory holds when it is replayed."""
-
-    def graph_of(self, run: Callable[[], None]) -> Graph:
-        run()
-        return _Played(run)
-
-    def used_bytes(self) -> int:
-        return 0
+mend_interpreter()
 
 
 class StaleCapture(PlayedCapture):
@@ -43,7 +28,7 @@ class StaleCapture(PlayedCapture):
 
     def graph_of(self, run: Callable[[], None]) -> Graph:
         run()
-        return _Played(lambda: None)
+        return Played(lambda: None)
 
 
 def _graphs(shape: ServedShape) -> None:
@@ -74,10 +59,6 @@ ATTENDING = tuple(
     part for part in PARTS if part.name in (parts.TRITON, parts.ATTENTION, parts.KV_WRITE, parts.FUSED, parts.GRAPHS)
 )
 
-STALE = (Part(parts.GRAPHS, (Way("graphs", _stale_graphs), Way("eager"))),)
-
-COLLECTIVES = tuple(part for part in parts.PARTS if part.name == parts.COLLECTIVES)
-
 
 def _without_window(shape: ServedShape) -> None:
     """The kernels, told of no window: their results are plausible, and wrong."""
@@ -102,4 +83,6 @@ def _without_row(shape: ServedShape) -> None:
     attention_proofs.prove_attention(shape, attend)
 
 
-WRONG = tuple(Part(prove.__name__, (Way("wrong", prove), Way("none"))) for prove in (_without_window, _without_row))
+WRONG = tuple(
+    Part(prove.__name__, (Way("wrong", prove), Way("none"))) for prove in (_without_window, _without_row, _stale_graphs)
+)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
+from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
+from services.worker.kv.host_pools import HostPools
 from services.worker.proving import choosing, process
-from services.worker.proving.device import proofs_of
+from services.worker.proving.device import prove_device
 from services.worker.proving.process import ProvingProcess
-from services.worker.proving.table import ProofTable, ServedShape
+from services.worker.proving.table import Attempt, Proof, ProofTable, ServedShape
+from services.worker.shortfalls import shortfalls
+from services.worker.step_rows import StepRows
+from shared.degradations import line
 from shared.messages.pools import KvGeometry
+from shared.metrics import REGISTRY
 from tests.unit.worker.proving import faulty_parts
 from tests.unit.worker.proving.faulty_parts import FAULTS, PARTS
 
@@ -33,29 +40,70 @@ REASONS = {
 }
 
 
+class Proven(NamedTuple):
+    """A device with every fault, and what its log says."""
+
+    table: ProofTable
+    logs: list[Any]
+
+
 @pytest.fixture(scope="module")
-def table() -> Iterator[ProofTable]:
+def proven() -> Proven:
     """All faults in a row, through real processes."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
         patch.setattr(choosing, "WAY_SECONDS", 3.0)
-        yield proofs_of(SHAPE, PARTS, f"{faulty_parts.__name__}:PARTS")
+        return Proven(prove_device(SHAPE, PARTS, f"{faulty_parts.__name__}:PARTS"), logs)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_next_way_serves_whatever_happened_to_the_best(table: ProofTable, fault: str) -> None:
+def test_the_next_way_serves_whatever_happened_to_the_best(proven: Proven, fault: str) -> None:
     """With the reason in words that can be reported."""
-    lost = {each.part: each for each in table.lost()}
+    lost = {each.part: each for each in proven.table.lost()}
 
-    assert table.way(fault) == "next"
+    assert proven.table.way(fault) == "next"
     assert (lost[fault].way, lost[fault].instead, lost[fault].fault) == ("best", "next", REASONS[fault])
 
 
-def test_a_process_goes_on_until_it_is_lost(table: ProofTable) -> None:
+def test_a_process_goes_on_until_it_is_lost(proven: Proven) -> None:
     """What only fails costs no new process; what hangs, dies or breaks its context costs one."""
-    pids = {proof.part: proof.attempts[1].speed.value for proof in table.proofs if proof.attempts[1].speed}
+    pids = {proof.part: proof.attempts[1].speed.value for proof in proven.table.proofs if proof.attempts[1].speed}
 
     assert pids["wrong"] == pids["nan"] == pids["refused"] == pids["missing"]
     assert len({pids[fault] for fault in ("missing", "hang", "killed", "crash", "exit", "sticky")}) == 6
+
+
+def test_the_log_has_a_line_for_each_part(proven: Proven) -> None:
+    """With what serves and, of what does not, the reason."""
+    lines = {each["part"]: each for each in proven.logs if each["event"] == "gpu_part_proven"}
+
+    assert list(lines) == [part.name for part in PARTS]
+    assert {each["way"] for each in lines.values()} == {"next"}
+    assert lines["crash"]["failed"] == {"best": "the process that tried it ended by signal SIGSEGV"}
+    assert lines["crash"]["log_level"] == "warning"
+
+
+@pytest.mark.usefixtures("proven")
+def test_metrics_say_which_way_serves_and_count_those_that_failed() -> None:
+    """By part and way."""
+    text = generate_latest(REGISTRY).decode()
+
+    for fault in FAULTS:
+        assert f'thermocline_worker_gpu_part_ways{{part="{fault}",way="best"}} 0.0' in text
+        assert f'thermocline_worker_gpu_part_ways{{part="{fault}",way="next"}} 1.0' in text
+        assert f'thermocline_worker_gpu_part_failures_total{{part="{fault}",way="best"}} 1.0' in text
+
+
+def test_the_ready_line_and_the_cell_say_what_was_lost_and_what_to_report(proven: Proven) -> None:
+    """One degradation for each part, as a heartbeat carries it to ``/health``, ``/v1/cell`` and the ready line."""
+    passed = ProofTable(proofs=(Proof(part="attention", way="triton", attempts=(Attempt(way="triton"),)),))
+    told = list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), proven.table))
+
+    assert [each.what for each in told] == [f"GPU {fault}" for fault in FAULTS]
+    assert line(told[0]) == (
+        "worker-0, GPU wrong: next serves, for best: WrongResult: ones: 4 of 4 values differ, by up to 1 "
+        "(report: thermocline doctor --gpu --json)"
+    )
+    assert list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), passed)) == []
 
 
 def test_a_device_that_cannot_be_had_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,7 @@ from services.worker.kv.movers.protocol import PageMover
 from services.worker.kv.page_memory import PageMemory, PageNumbers
 from services.worker.kv.row_checks import RowChecks
 from services.worker.parallel.collectives import make_store
-from services.worker.proving import ahead_proofs, attention_proofs, memory_proofs, parts
+from services.worker.proving import ahead_proofs, attention_proofs, cases, memory_proofs, parts
 from services.worker.proving.ahead_proofs import prove_ahead
 from services.worker.proving.attention_proofs import prove_attention, prove_torch_attention
 from services.worker.proving.cases import SHARED_TOKENS, Step, steps
@@ -61,22 +61,15 @@ ATTENDING = tuple(
 )
 
 
-def _interpreted(name: str, shape: ServedShape = SHAPE, *, names: list[str] | None = None) -> ProofTable:
-    """The table of a list of parts of that module, by a process in which Triton interprets."""
+def _interpreted(name: str, shape: ServedShape = SHAPE, *, names: Sequence[str] = ()) -> ProofTable:
+    """The table of a list of parts of that module, by a process in which Triton interprets. Of parts with these
+    ``names`` the parent knows no more: it never calls a proof.
+    """
+    listed = {"PARTS": tuple(part for part in parts.parts_of() if part.name != parts.IPC), "ATTENDING": ATTENDING}
+    named = tuple(Part(each, (Way("wrong", lambda shape: None), Way("none"))) for each in names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        listed: tuple[Part, ...] = {
-            "PARTS": parts.parts_of(),
-            "COLLECTIVES": parts.PARTS[:1],
-            "ATTENDING": ATTENDING,
-        }.get(name, ())
-        listed = tuple(part for part in listed if part.name != parts.IPC) or _named(names or [])
-        return proofs_of(shape, listed, f"{INTERPRETED}:{name}")
-
-
-def _named(names: list[str]) -> tuple[Part, ...]:
-    """Parts as the parent knows them: it never calls a proof."""
-    return tuple(Part(name, (Way(way, lambda shape: None), Way("none"))) for name, way in (n.split(":") for n in names))
+        return proofs_of(shape, named or listed[name], f"{INTERPRETED}:{name}")
 
 
 @pytest.fixture(scope="module")
@@ -172,30 +165,29 @@ def test_all_movers_are_proven(interpreted: ProofTable) -> None:
     assert interpreted.passed(parts.MOVER) == ("gpu_assisted", "batched", "per_page")
 
 
-def test_attention_that_is_plausible_and_wrong_is_found() -> None:
-    """A window that is not applied; one head of one row."""
-    table = _interpreted("WRONG", names=["_without_window:wrong", "_without_row:wrong"])
+def test_what_is_plausible_and_wrong_is_found() -> None:
+    """A window that is not applied; one head of one row; a graph that repeats nothing, whose outputs are cleared before
+    it is replayed and whose inputs are others.
+    """
+    table = _interpreted("WRONG", names=["_without_window", "_without_row", "_stale_graphs"])
 
     faults = {each.part: each.fault for each in table.lost()}
     assert faults["_without_window"].startswith(
         "WrongResult: attention of [(1, 0), (1, 511), (1, 1300), (1, 2)] (rows, context) with"
     )
     assert "16 of 256 values differ" in faults["_without_row"]
+    assert faults["_stale_graphs"].startswith("WrongResult: a replayed graph of attention")
 
 
-def test_a_graph_that_repeats_nothing_is_found() -> None:
-    """Its outputs are cleared before it is replayed, and its inputs are others."""
-    table = _interpreted("STALE", names=[f"{parts.GRAPHS}:graphs"])
-
-    assert table.way(parts.GRAPHS) == "none"
-    assert next(table.lost()).fault.startswith("WrongResult: a replayed graph of attention")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 16, 16), (3, 3, 80, 1), (8, 1, 32, 64)]
+    ("dtype", "heads", "kv_heads", "head_dim", "page_size", "softcap"),
+    [
+        ("float32", 4, 2, 16, 16, 30.0),
+        ("float32", 3, 3, 80, 1, 0.0),
+        ("float16", 3, 3, 80, 1, 30.0),
+        ("bfloat16", 8, 1, 32, 64, 0.0),
+    ],
 )
-@pytest.mark.parametrize("softcap", [0.0, 30.0])
 def test_attention_in_torch_is_right(
     dtype: str, heads: int, kv_heads: int, head_dim: int, page_size: int, softcap: float
 ) -> None:
@@ -258,7 +250,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (attention_proofs, memory_proofs):
         monkeypatch.setattr(module, "is_timed", lambda _: True)
-        monkeypatch.setattr(module, "seconds_of", seconds_of)
+    monkeypatch.setattr(cases, "seconds_of", seconds_of)
 
 
 @pytest.mark.usefixtures("timed")

@@ -523,49 +523,6 @@ def test_what_ranks_have_lost_is_counted_where_metrics_are_read() -> None:
     assert 'thermocline_worker_gpu_part_ways{part="ranks part",way="next"} 1.0' in text
 
 
-@pytest.fixture(scope="module")
-def proven() -> tuple[ProofTable, list[Any]]:
-    """A device with every fault, and what its log says."""
-    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr("services.worker.proving.choosing.WAY_SECONDS", 3.0)
-        made = prove_device(SHAPE, faulty_parts.PARTS, f"{faulty_parts.__name__}:PARTS")
-    return made, logs
-
-
-def test_the_log_has_a_line_for_each_part(proven: tuple[ProofTable, list[Any]]) -> None:
-    """With what serves and, of what does not, the reason."""
-    lines = {each["part"]: each for each in proven[1] if each["event"] == "gpu_part_proven"}
-
-    assert list(lines) == [part.name for part in faulty_parts.PARTS]
-    assert {each["way"] for each in lines.values()} == {"next"}
-    assert lines["crash"]["failed"] == {"best": "the process that tried it ended by signal SIGSEGV"}
-    assert lines["crash"]["log_level"] == "warning"
-
-
-def test_metrics_say_which_way_serves_and_count_those_that_failed(proven: tuple[ProofTable, list[Any]]) -> None:
-    """By part and way."""
-    text = generate_latest(REGISTRY).decode()
-
-    for fault in faulty_parts.FAULTS:
-        assert f'thermocline_worker_gpu_part_ways{{part="{fault}",way="best"}} 0.0' in text
-        assert f'thermocline_worker_gpu_part_ways{{part="{fault}",way="next"}} 1.0' in text
-        assert f'thermocline_worker_gpu_part_failures_total{{part="{fault}",way="best"}} 1.0' in text
-
-
-def test_the_ready_line_and_the_cell_say_what_was_lost_and_what_to_report(proven: tuple[ProofTable, list[Any]]) -> None:
-    """One degradation for each part, as a heartbeat carries it to ``/health``, ``/v1/cell`` and the ready line."""
-    told = list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), proven[0]))
-
-    assert [each.what for each in told] == [f"GPU {fault}" for fault in faulty_parts.FAULTS]
-    assert line(told[0]) == (
-        "worker-0, GPU wrong: next serves, for best: WrongResult: ones: 4 of 4 values differ, by up to 1 "
-        "(report: thermocline doctor --gpu --json)"
-    )
-    assert (
-        list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), table(attention=("triton",)))) == []
-    )
-
-
 def test_what_is_not_installed_is_told_and_is_no_failure() -> None:
     """In the ready line, with its reason and nothing to report; not among the failures that are counted."""
     absent = Attempt(way="optional", fault="the package is not installed", is_absent=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.attention_inputs import AttentionInputs
-from shared.ids import DIGEST_BYTES, chain_pages, chain_root, namespace_digest
+from shared.ids import chain_pages, chain_root, namespace_digest, split_digests
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
 from shared.messages.pools import KvGeometry
@@ -31,16 +31,6 @@ def hidden_geometry(kv: KvGeometry, absent: int, from_hidden: int, hidden: int) 
         absent=absent,
         from_hidden=from_hidden,
     )
-
-
-def hidden_forms(kv: KvGeometry, hidden: int) -> list[KvGeometry]:
-    """All forms that hidden pages of a model can have."""
-    forms = [
-        hidden_geometry(kv, absent, from_hidden, hidden)
-        for absent in range(kv.layers + 1)
-        for from_hidden in range(kv.layers - absent + 1)
-    ]
-    return [form for form in forms if form.is_hidden and not form.fault()]
 
 
 class _Rows:
@@ -73,23 +63,15 @@ class Computed:
         hidden = torch.stack([torch.cat(rows.parts[layer]) for layer in range(runner.geometry.layers)]).cpu()
         return cls(runner, list(tokens), table, hidden, kv_of(runner, table, request.computed))
 
-    def identities(self, pages: int, namespace: str = "model") -> list[bytes]:
+    def identities(self, pages: int) -> list[bytes]:
         """Of the first pages."""
         size = self.runner.geometry.page_size
         packed = pack_int32(self.tokens[: pages * size])
-        found = chain_pages(chain_root(namespace_digest(namespace)), packed, 4 * size)
-        return [found[start : start + DIGEST_BYTES] for start in range(0, len(found), DIGEST_BYTES)]
+        return split_digests(chain_pages(chain_root(namespace_digest("model")), packed, 4 * size))
 
     def write(self, pool: HostPoolView, pages: Sequence[int]) -> None:
         """Fill ``pages`` of a hidden pool with this prompt's first pages, and seal them."""
-        size = self.runner.geometry.page_size
-        for index, (page, identity) in enumerate(zip(pages, self.identities(len(pages)), strict=True)):
-            rows = slice(index * size, (index + 1) * size)
-            units = [self.hidden[layer, rows] for layer in _hidden_layers(pool.geometry)]
-            units += [self.kv[layer, half, rows] for layer in _loaded_layers(pool.geometry) for half in (0, 1)]
-            for unit, held in enumerate(units):
-                pool.pages[page, unit] = held.contiguous().view(-1).view(torch.uint8).cpu().numpy()
-            pool.seal_page(page, identity)
+        write_pages(pool, pages, self.identities(len(pages)), self.hidden, self.kv)
 
     def restore_chunk(
         self,
@@ -116,9 +98,33 @@ class Computed:
         )
 
 
-def _hidden_layers(geometry: KvGeometry) -> range:
+def write_pages(
+    pool: HostPoolView,
+    pages: Sequence[int],
+    identities: Sequence[bytes],
+    hidden: Mapping[int, torch.Tensor] | torch.Tensor,
+    kv: torch.Tensor,
+) -> None:
+    """Fill ``pages`` of a hidden pool with a prompt's first pages, and seal them. By layer, ``hidden`` has
+    [tokens, hidden] and ``kv`` [2, tokens, ...].
+    """
+    size = pool.geometry.page_size
+    for index, (page, identity) in enumerate(zip(pages, identities, strict=True)):
+        rows = slice(index * size, (index + 1) * size)
+        units = [hidden[layer][rows] for layer in hidden_layers(pool.geometry)]
+        units += [kv[layer, half, rows] for layer in loaded_layers(pool.geometry) for half in (0, 1)]
+        for unit, held in enumerate(units):
+            pool.pages[page, unit] = bytes_of(held)
+        pool.seal_page(page, identity)
+
+
+def hidden_layers(geometry: KvGeometry) -> range:
     return range(geometry.absent, geometry.absent + geometry.from_hidden)
 
 
-def _loaded_layers(geometry: KvGeometry) -> range:
+def loaded_layers(geometry: KvGeometry) -> range:
     return range(geometry.absent + geometry.from_hidden, geometry.layers)
+
+
+def bytes_of(rows: torch.Tensor) -> np.ndarray:
+    return rows.contiguous().view(-1).view(torch.uint8).cpu().numpy()

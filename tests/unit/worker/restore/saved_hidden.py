@@ -17,6 +17,7 @@ from shared.memory import HostPoolView
 from shared.messages.base import pack_int32, unpack_int32
 from shared.messages.worker_events import HiddenSaved
 from shared.messages.worker_plans import HiddenLease
+from tests.unit.worker.restore.hidden_pages import bytes_of, hidden_layers, loaded_layers
 from tests.unit.worker.restore.saved import kv_of
 
 ROOT = chain_root(namespace_digest("model"))
@@ -108,20 +109,8 @@ def assert_saved(
         page = pages[number]
         for unit in range(geometry.units):
             host.verify_layer(page, unit, identities[number])
-        held = [_bytes(hidden[layer, rows]) for layer in _hidden_layers(host)] if hidden is not None else []
+        held = [bytes_of(hidden[layer, rows]) for layer in hidden_layers(geometry)] if hidden is not None else []
         at = slice(lease.depth + rows.start, lease.depth + rows.stop)
-        held += [_bytes(kv[layer, half, at]) for layer in _loaded_layers(host) for half in (0, 1)]
+        held += [bytes_of(kv[layer, half, at]) for layer in loaded_layers(geometry) for half in (0, 1)]
         units = host.pages[page][geometry.units - len(held) :]
         np.testing.assert_array_equal(units, np.stack(held))
-
-
-def _hidden_layers(host: HostPoolView) -> range:
-    return range(host.geometry.absent, host.geometry.absent + host.geometry.from_hidden)
-
-
-def _loaded_layers(host: HostPoolView) -> range:
-    return range(host.geometry.absent + host.geometry.from_hidden, host.geometry.layers)
-
-
-def _bytes(rows: torch.Tensor) -> np.ndarray:
-    return rows.contiguous().view(-1).view(torch.uint8).cpu().numpy()

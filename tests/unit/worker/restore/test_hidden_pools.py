@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from services.worker.restore.hidden_pools import HiddenPools
 from shared.errors import TransportError
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, identity_of
+from tests.unit.worker.pools import GEOMETRY, PlayedPins, host_pool, identity_of
 from tests.unit.worker.restore.hidden_pages import hidden_geometry
 
 HIDDEN_GEOMETRY = hidden_geometry(GEOMETRY, 1, 1, 8)
 
 
-class Pins:
-    """Remembers what is pinned."""
-
-    def __init__(self, *, refuses: bool = False) -> None:
-        self.pinned: list[int] = []
-        self._refuses = refuses
-
-    def start(self, work: Callable[[], None]) -> None:
-        work()
-
-    def finish(self) -> None:
-        """Nothing is left to be done."""
-
-    def pin(self, array: npt.NDArray[np.uint8]) -> None:
-        if self._refuses:
-            raise TransportError("too much locked memory")
-        self.pinned.append(array.nbytes)
-
-    def unpin(self, array: npt.NDArray[np.uint8]) -> None:
-        self.pinned.remove(array.nbytes)
-
-
 @pytest.fixture
 def owned() -> Iterator[HostPoolView]:
     """A storage's pool of four hidden pages."""
-    made = HostPoolView.create(SHM_PREFIX, HIDDEN_GEOMETRY, 4)
-    yield made
-    made.unlink()
-    made.close()
+    with host_pool(4, HIDDEN_GEOMETRY) as made:
+        yield made
 
 
 def test_what_is_written_here_is_seen_there(owned: HostPoolView) -> None:
@@ -79,21 +53,18 @@ def test_an_unknown_pool_is_said() -> None:
 )
 def test_a_pool_of_anything_else_is_not_mapped(geometry: KvGeometry) -> None:
     """Neither of KV nor of another model's hidden states; the reason is kept."""
-    other = HostPoolView.create(SHM_PREFIX, geometry, 2)
     pools = HiddenPools(GEOMETRY)
-
-    pools.attach("s", other.handle)
+    with host_pool(2, geometry) as other:
+        pools.attach("s", other.handle)
 
     with pytest.raises(TransportError, match="holds no hidden states"):
         pools.view("s")
-    other.unlink()
-    other.close()
 
 
 def test_a_pool_is_unmapped_behind_what_writes_to_it(owned: HostPoolView) -> None:
     """It is gone at once for whoever asks, and stays readable for who holds it until then."""
     later: list[object] = []
-    pins = Pins()
+    pins = PlayedPins()
     pools = HiddenPools(GEOMETRY, pins, later.append)
     pools.attach("s", owned.handle)
     view = pools.view("s")
@@ -103,20 +74,9 @@ def test_a_pool_is_unmapped_behind_what_writes_to_it(owned: HostPoolView) -> Non
     with pytest.raises(TransportError):
         pools.view("s")
     assert view.pages.shape == (4, HIDDEN_GEOMETRY.units, HIDDEN_GEOMETRY.unit_bytes)
-    assert pins.pinned
+    assert [what for what, _ in pins.calls] == ["pin"]
     for work in later:
         work()  # type: ignore[operator]
 
-    assert pins.pinned == []
+    assert [what for what, _ in pins.calls] == ["pin", "unpin"]
     assert view.pages.size == 0
-
-
-def test_a_pool_that_cannot_be_pinned_serves_all_the_same(owned: HostPoolView) -> None:
-    """Copies are staged then."""
-    pools = HiddenPools(GEOMETRY, Pins(refuses=True))
-
-    pools.attach("s", owned.handle)
-
-    assert not pools.is_pinned("s")
-    assert pools.view("s").handle == owned.handle
-    pools.close()

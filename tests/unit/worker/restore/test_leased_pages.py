@@ -12,7 +12,7 @@ from services.worker.restore.pieces import PieceRows
 from shared.errors import IntegrityError, InvariantViolated
 from shared.memory import HostPoolView
 from shared.messages.base import pack_int32
-from tests.unit.worker.pools import GEOMETRY, SHM_PREFIX, identity_of
+from tests.unit.worker.pools import GEOMETRY, host_pool, identity_of
 from tests.unit.worker.restore.hidden_pages import hidden_geometry
 from tests.unit.worker.restore.saved_hidden import ROOT, identities_of
 
@@ -45,10 +45,8 @@ def rows_of(first: int, tokens: int) -> np.ndarray:
 @pytest.fixture
 def host() -> Iterator[HostPoolView]:
     """A pool of three chunks."""
-    made = HostPoolView.create(SHM_PREFIX, HIDDEN_GEOMETRY, 48)
-    yield made
-    made.unlink()
-    made.close()
+    with host_pool(48, HIDDEN_GEOMETRY) as made:
+        yield made
 
 
 def test_a_chunk_lies_page_by_page(host: HostPoolView) -> None:

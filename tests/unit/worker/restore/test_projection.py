@@ -20,15 +20,12 @@ from tests.unit.worker.restore.saved import CPU, FAMILIES, kv_of, saving
 LoadRunner = Callable[..., ModelRunner]
 
 
-@pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_restored_kv_is_the_kv_that_was_computed(
-    family: str, dtype: str, seed: int | None, load_runner: LoadRunner
-) -> None:
+def test_restored_kv_is_the_kv_that_was_computed(family: str, dtype: str, load_runner: LoadRunner) -> None:
     """Equal to the bit, prefilled or decoded, from any position on: a row's result does not depend on its batch."""
     runner = load_runner(family, dtype=dtype)
-    (table,) = page_tables(runner, [90], seed=seed)
+    (table,) = page_tables(runner, [90], seed=3)
     request = Request(random_prompt(70, seed=4), table)
     with saving(runner) as saved:
         saved.saver.begin("r", 0)

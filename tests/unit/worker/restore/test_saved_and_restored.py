@@ -68,21 +68,20 @@ class Conversation:
 
 
 @pytest.mark.parametrize(
-    ("family", "form"), [("llama_mha", (0, 3)), ("llama_mha", (1, 1)), ("llama_mha", (1, 0)), ("llama", (0, 3)),
-                         ("qwen3", (1, 2)), ("opt", (0, 2))],
-)  # fmt: skip
+    ("family", "form"), [("llama_mha", (0, 3)), ("llama_mha", (1, 0)), ("qwen3", (1, 2)), ("opt", (0, 2))]
+)
 def test_turns_of_a_conversation(
     family: str,
     form: tuple[int, int],
     load_runner: LoadRunner,
-    restore_checkpoint: Callable[[str], Path],
+    checkpoint_of: Callable[[str], Path],
 ) -> None:
     """Three turns, each restored from what those before have saved, answer as if everything had been computed.
 
     In float32: what was decoded once and is prefilled in the cold turns rounds alike only there.
     """
     runner = load_runner(family, tokens=2560)
-    words = Vocabulary.from_directory(restore_checkpoint(family))
+    words = Vocabulary.from_directory(checkpoint_of(family))
     talk = Conversation(runner, words, form)
     first, second, third = random_prompt(110, seed=4), random_prompt(40, seed=5), random_prompt(30, seed=6)
 

@@ -2,85 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bench.hidden_pieces import HiddenPieces
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore import two_stage
 from services.worker.restore.attention_inputs import AttentionInputs
-from services.worker.restore.pieces import HiddenPiece
 from services.worker.restore.saving_step import SavedRows
 from services.worker.restore.snapshot_ring import SnapshotRing
 from services.worker.restore.two_stage import TwoStageSaver
 from shared.memory.segment import SHM_DIRECTORY
-from tests.engine_driver import Request, page_tables, random_prompt
+from tests.engine_driver import Request, random_prompt
 from tests.run_name import shm_prefix
 from tests.unit.worker.restore.saved import CPU, Later, Saving, Shelf, saving, shape_of
 
 LoadRunner = Callable[..., ModelRunner]
 
 
-def joined(pieces: list[HiddenPiece], layer: int) -> np.ndarray:
-    """Rows of consecutive pieces."""
-    assert all(left.end == right.first for left, right in itertools.pairwise(pieces))
-    return np.concatenate([piece.layer_rows(layer) for piece in pieces])
-
-
 def request(runner: ModelRunner, length: int, *, seed: int, page: int = 0) -> Request:
     size = runner.geometry.page_size
     return Request(random_prompt(length, seed=seed), np.arange(page, page + 300 // size, dtype=np.int32))
-
-
-def test_mixed_steps_are_taken_apart(load_runner: LoadRunner) -> None:
-    """Three sequences in one batch, one of them not saved, prefill beside decode: each has its own rows, as alone."""
-    runner = load_runner("llama")
-    names = ("a", "b", "c")
-    tables = page_tables(runner, [100, 150, 200], seed=1)
-    prompts = [random_prompt(length, seed=length) for length in (80, 130, 150)]
-    alone = []
-    for prompt, table in zip(prompts, tables, strict=True):
-        with saving(runner) as at:
-            at.saver.begin("x", 0)
-            at.run("x", Request(list(prompt), table), [len(prompt)], 1)
-            at.saver.end("x")
-        alone.append(at.shelf.pieces)
-
-    with saving(runner) as at:
-        requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
-        for name in ("a", "c"):
-            at.saver.begin(name, 0)
-        at.step([(names[0], requests[0], 79), (names[1], requests[1], 20), (names[2], requests[2], 100)])
-        at.step([(names[1], requests[1], 109), (names[0], requests[0], 1), (names[2], requests[2], 50)])
-        for name in names:
-            at.saver.end(name)
-
-    assert not at.shelf.of("b")
-    for name, expected in (("a", alone[0]), ("c", alone[2])):
-        pieces = at.shelf.of(name)
-        assert [(piece.first, piece.end) for piece in pieces] == [(piece.first, piece.end) for piece in expected]
-        for layer in range(runner.geometry.layers):
-            # Rows of a whole pass and of chunks differ by rounding in attention.
-            rows, others = (torch.from_numpy(joined(each, layer)).view(torch.float32) for each in (pieces, expected))
-            torch.testing.assert_close(rows, others, atol=2e-5, rtol=1e-4)
-    assert at.saver.counts.rows == 80 + 150
-
-
-def test_only_the_layers_of_the_mix_are_kept(load_runner: LoadRunner) -> None:
-    """Layers that come back by other means cost nothing."""
-    runner = load_runner("llama")
-    with saving(runner, layers=[1, 2]) as at:
-        at.saver.begin("r", 0)
-        at.run("r", request(runner, 64, seed=1), [64], 1)
-
-    (piece,) = at.shelf.pieces
-    assert piece.layers == (1, 2)
-    assert piece.nbytes == 2 * 64 * shape_of(runner).row_bytes
 
 
 @pytest.mark.parametrize("position", [0, 40, 64])

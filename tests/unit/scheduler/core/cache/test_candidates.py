@@ -17,7 +17,7 @@ from services.scheduler.core.cache.candidates import (
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.state import CellState
 from tests.present import present
-from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
+from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
 def make_index(
@@ -124,8 +124,7 @@ def test_an_index_is_made_when_it_is_asked_for(make_cell: MakeCell) -> None:
     """Until then no change of a node costs anything; then every node that may be chosen is in it."""
     cell = make_cell(pages=14, host_pages=60)
     for number in range(3):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
 
     assert cell.state.candidates == {}
     index = index_of(cell.state, coldest_of_host("storage"), lambda node: bool(node.host))
@@ -133,12 +132,11 @@ def test_an_index_is_made_when_it_is_asked_for(make_cell: MakeCell) -> None:
     assert index.noted
 
 
-def test_indexes_are_part_of_the_snapshot(make_cell: MakeCell, set_heat: SetHeat) -> None:
+def test_indexes_are_part_of_the_snapshot(make_cell: MakeCell) -> None:
     """A fold that goes on from a snapshot chooses alike."""
     cell = make_cell(pages=14, host_pages=15, admission="selective", admission_frequency=0)
     for number in range(6):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
 
     assert coldest_of_host("storage") in cell.state.candidates
     assert encode_state(decode_state(encode_state(cell.state))) == encode_state(cell.state)

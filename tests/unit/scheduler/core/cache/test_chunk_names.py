@@ -13,8 +13,7 @@ from tests.unit.scheduler.core.fetching import PAGE, prompt
 def test_names_are_those_of_the_chain_whatever_the_tree_knows(make_cell: MakeCell) -> None:
     """Identities that the tree has and those that are computed make one chain, and only whole chunks have names."""
     cell = make_cell(page_size=PAGE, pages=64)
-    cell.submit(prompt(4)[: 3 * PAGE], max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(4)[: 3 * PAGE], max_tokens=1)
     tokens = pack_int32(prompt(4))
     tree = cell.state.tree
     path = match_prefix(tree, namespace(), tokens, 8)

@@ -5,13 +5,11 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import decode_state, encode_state, list_cache, status
-from services.scheduler.core.cache.prefix_match import match_prefix
-from shared.messages.base import pack_int32
 from shared.messages.requests import Lease
 from shared.messages.status import ListCache
-from shared.messages.worker_plans import AdmitRequest, LeaseGrant, WorkerPlan
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from shared.messages.worker_plans import LeaseGrant
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, path_of, timer_of
 
 PROMPT = [7] * 40
 MINUTE_MS = 60_000
@@ -26,8 +24,7 @@ def cell(make_cell: MakeCell) -> CellModel:
 def ask(cell: CellModel, tokens: list[int], *leases: Lease, **options: Any) -> None:
     """Have a prompt answered whose tenant may lease 100 tokens."""
     options = {"max_tokens": 1, "max_leased_tokens": 100, "tenant": "a", **options}
-    cell.submit(tokens, leases=leases, **options)
-    cell.drain()
+    cell.serve(tokens, leases=leases, **options)
 
 
 def lease(tokens: int = 40, ttl_ms: int = MINUTE_MS, **options: Any) -> Lease:
@@ -37,21 +34,18 @@ def lease(tokens: int = 40, ttl_ms: int = MINUTE_MS, **options: Any) -> Lease:
 
 def cached(cell: CellModel, tokens: list[int]) -> int:
     """How many of the tokens are cached somewhere."""
-    path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
-    return sum(pages for _, pages in path) * cell.state.tree.page_size
+    return sum(pages for _, pages in path_of(cell, tokens)) * cell.state.tree.page_size
 
 
 def churn(cell: CellModel, count: int = 12) -> None:
     """Enough other prompts to drive everything that nobody leased out of both pools."""
     for number in range(count):
-        cell.submit([50 + number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([50 + number] * 40, max_tokens=1)
 
 
 def answers(cell: CellModel) -> list[LeaseGrant]:
     """What was said of every lease that was asked for."""
-    plans = [output for each in cell.outputs for output in each if isinstance(output, WorkerPlan)]
-    return [grant for plan in plans if isinstance(plan.order, AdmitRequest) for grant in plan.order.leases]
+    return [grant for order in cell.admitted for grant in order.leases]
 
 
 def test_a_leased_prefix_survives_what_evicts_others(cell: CellModel) -> None:
@@ -78,7 +72,7 @@ def test_a_lease_ends_with_its_time(cell: CellModel) -> None:
     """After its timer what it kept is evicted as anything else is."""
     ask(cell, PROMPT, lease())
 
-    cell.fire(next(name for name in cell.timers if name.startswith("cache_lease.")))
+    cell.fire(timer_of(cell, "cache_lease."))
     churn(cell)
 
     assert cell.state.cache_leases.leases == {}
@@ -211,7 +205,7 @@ def test_a_lost_storage_takes_its_copies_with_it_and_no_more(cell: CellModel) ->
     cell.drain()
 
     assert cell.state.cache_leases.pages * 4 == cached(cell, PROMPT)
-    cell.fire(next(name for name in cell.timers if name.startswith("cache_lease.")))
+    cell.fire(timer_of(cell, "cache_lease."))
     assert cell.state.cache_leases.leases == {}
 
 
@@ -251,7 +245,7 @@ def test_leases_are_in_snapshots(cell: CellModel) -> None:
     churn(cell)
 
     assert cached(cell, PROMPT) == 40
-    cell.fire(next(name for name in cell.timers if name.startswith("cache_lease.")))
+    cell.fire(timer_of(cell, "cache_lease."))
     assert cell.state.cache_leases.nodes == {}
 
 

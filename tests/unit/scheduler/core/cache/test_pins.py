@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.fold.status import list_cache
 from shared.messages.base import pack_int32
 from shared.messages.cell_events import FlushCache, PinPrefix, StorageLost, UnpinPrefix
 from shared.messages.status import ListCache, PinStatus
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, path_of, timer_of
 
 PROMPT = [7] * 40
 
@@ -21,8 +20,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     """A cell whose first prompt was pushed from the device into host memory by others."""
     cell = make_cell(pages=24, host_pages=80, policy="lru")
     for number in (7, 1, 2, 3):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     return cell
 
 
@@ -35,15 +33,13 @@ def pin(cell: CellModel, tokens: list[int] = PROMPT, pin_id: str = "p", ttl_ms: 
 
 def host_tokens(cell: CellModel, tokens: list[int] = PROMPT) -> int:
     """How many of the tokens have a host copy."""
-    path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
-    return sum(pages for node, pages in path if node.host) * cell.state.tree.page_size
+    return sum(pages for node, pages in path_of(cell, tokens) if node.host) * cell.state.tree.page_size
 
 
 def churn(cell: CellModel, count: int = 12) -> None:
     """Enough other prompts to drive everything unpinned out of both pools."""
     for number in range(count):
-        cell.submit([50 + number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([50 + number] * 40, max_tokens=1)
 
 
 def test_a_pinned_prefix_survives_what_evicts_others(cell: CellModel) -> None:
@@ -60,7 +56,7 @@ def test_a_pin_ends_with_its_time(cell: CellModel) -> None:
     """After its timer the copy is an ordinary one."""
     pin(cell, ttl_ms=10)
 
-    cell.fire(next(name for name in cell.timers if name.startswith("pin.")))
+    cell.fire(timer_of(cell, "pin."))
     churn(cell)
 
     assert cell.state.pins == {}
@@ -92,8 +88,7 @@ def test_a_flush_spares_what_is_pinned(cell: CellModel) -> None:
 def test_what_is_on_the_device_only_is_held_once_it_has_a_copy(make_cell: MakeCell) -> None:
     """A pin of a prefix that has no copy yet takes hold when the prefix leaves the device."""
     cell = make_cell(pages=24, host_pages=80, policy="lru", admission="selective")
-    cell.submit(PROMPT, max_tokens=1)
-    cell.drain()
+    cell.serve(PROMPT, max_tokens=1)
     assert present(pin(cell)).held_tokens == 0
 
     churn(cell)
@@ -106,8 +101,7 @@ def test_a_flush_of_the_device_spares_what_a_pin_has_no_copy_of_yet(make_cell: M
     """The copy is made when the prefix is evicted, and held from then on; what nobody pinned is gone."""
     cell = make_cell(pages=24, host_pages=80, policy="lru", admission="selective")
     cell.submit(PROMPT, max_tokens=1)
-    cell.submit([1] * 40, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 40, max_tokens=1)
     assert present(pin(cell)).held_tokens == 0
 
     cell.feed(FlushCache(call_id="1", tiers=("device",)))
@@ -120,8 +114,7 @@ def test_a_flush_of_the_device_spares_what_a_pin_has_no_copy_of_yet(make_cell: M
 
 def test_a_flush_drops_from_the_device_what_a_pin_has_a_copy_of(cell: CellModel) -> None:
     """It keeps the copy, and that is what it is for."""
-    cell.submit([*PROMPT, 9], max_tokens=1)
-    cell.drain()
+    cell.serve([*PROMPT, 9], max_tokens=1)
     pin(cell)
 
     cell.feed(FlushCache(call_id="1", tiers=("device",)))
@@ -134,8 +127,7 @@ def test_pins_keep_to_their_budget(make_cell: MakeCell) -> None:
     """No more than the fraction of the pool is held; the rest of a pin waits."""
     cell = make_cell(pages=24, host_pages=40, policy="lru", pin_fraction=0.3)
     for number in (7, 1, 2, 3):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
 
     first, second = pin(cell, pin_id="a"), pin(cell, [1] * 40, pin_id="b")
 
@@ -162,8 +154,7 @@ def test_a_pin_outlives_its_storage(cell: CellModel) -> None:
     assert list_cache(cell.state, ListCache()).pins[0].held_tokens == 0
     cell.add_storage("storage", pages=80)
     cell.drain()
-    cell.submit(PROMPT, max_tokens=1)
-    cell.drain()
+    cell.serve(PROMPT, max_tokens=1)
     churn(cell)
 
     assert host_tokens(cell) == 40

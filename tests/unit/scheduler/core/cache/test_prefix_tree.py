@@ -1,8 +1,6 @@
 """The radix tree against a naive model."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages, match_prefix
@@ -11,7 +9,6 @@ from services.scheduler.core.cache.prefix_tree import (
     PrefixTree,
     add_child,
     ancestors,
-    descendants_first,
     namespace_of,
     page_count,
     remove_leaf,
@@ -93,31 +90,3 @@ def test_the_last_leaf_takes_its_root_along() -> None:
     assert remove_leaf(tree, node) is None
     assert tree.nodes == {}
     assert tree.roots == {}
-
-
-@settings(max_examples=100)
-@given(
-    page_size=st.sampled_from([1, 2, 3]),
-    known=st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8),
-    asked=st.lists(st.integers(0, 1), max_size=12),
-)
-def test_a_match_equals_the_longest_common_prefix(page_size: int, known: list[list[int]], asked: list[int]) -> None:
-    """The tree finds as many pages as comparing with every known sequence does."""
-    tree = PrefixTree(page_size=page_size)
-    for tokens in known:
-        if len(tokens) >= page_size:
-            insert(tree, namespace(), pack_int32(tokens))
-    expected = 0
-    for tokens in known:
-        pages = min(len(tokens), len(asked)) // page_size
-        while tokens[: pages * page_size] != asked[: pages * page_size]:
-            pages -= 1
-        expected = max(expected, pages)
-
-    path = match_prefix(tree, namespace(), pack_int32(asked), 100)
-
-    assert sum(pages for _, pages in path) == expected
-    joined = b"".join(node.tokens for node, _ in path)
-    assert joined.startswith(pack_int32(asked[: expected * page_size]))
-    for root in tree.roots.values():
-        assert descendants_first(tree, tree.nodes[root])[-1].id == root

@@ -10,22 +10,23 @@ from services.scheduler.core.cache import labels, prefix_match, prefix_tree
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, counted_once
 from services.scheduler.core.cache.labels import child_of
-from services.scheduler.core.cache.prefix_match import common_pages, match_again, match_below, match_prefix
+from services.scheduler.core.cache.prefix_match import match_again, match_below, match_prefix
 from services.scheduler.core.cache.prefix_tree import (
     Node,
     PrefixTree,
     add_child,
     ancestors,
+    descendants_first,
     head_of,
     page_count,
     remove_leaf,
     root_of,
-    split,
     tokens_to,
     way_to,
 )
 from shared.messages.base import pack_int32, unpack_int32
 from tests.stateful.cell_model import namespace
+from tests.unit.scheduler.core.cache.test_prefix_tree import insert
 
 
 class Model:
@@ -39,19 +40,7 @@ class Model:
 
     def insert(self, tokens: list[int]) -> None:
         """Put a sequence into both, and cut nodes where it leaves them."""
-        tree, packed = self.tree, pack_int32(tokens)
-        page = tree.page_token_bytes
-        node, offset = root_of(tree, namespace()), 0
-        while offset < len(packed):
-            child = child_of(tree, node, packed, offset)
-            if child is None:
-                child = add_child(tree, node, packed[offset:])
-                pages = page_count(tree, child)
-            else:
-                pages = common_pages(tree, child, packed, offset, len(packed))
-                if pages < page_count(tree, child):
-                    child = split(tree, child, pages)
-            node, offset = child, offset + pages * page
+        insert(self.tree, namespace(), pack_int32(tokens))
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             self.known[tuple(tokens[:end])] = None
 
@@ -88,6 +77,8 @@ class Model:
             held += page_count(self.tree, node)
             self.widths[node.rare.is_wide] = None
         assert held == len(self.known)
+        for root in self.tree.roots.values():
+            assert descendants_first(self.tree, self.tree.nodes[root])[-1].id == root
 
     def check_way(self, node: Node) -> None:
         """The way to a node is what walking there finds, whatever was kept of it."""
@@ -133,7 +124,9 @@ def a_history(page_size: int, seed: int) -> Model:
             path = match_prefix(model.tree, namespace(), packed, most)
             again = match_again(model.tree, namespace(), packed, most, *asked.get(packed, (0, 0)))
 
-            assert sum(pages for _, pages in path) == model.expected_pages(tokens, most)
+            pages_found = model.expected_pages(tokens, most)
+            assert sum(pages for _, pages in path) == pages_found
+            assert b"".join(node.tokens for node, _ in path).startswith(packed[: pages_found * page_size * 4])
             assert [(node.id, pages) for node, pages in again] == [(node.id, pages) for node, pages in path]
             for place, (node, pages) in enumerate(path):
                 if pages == page_count(model.tree, node):

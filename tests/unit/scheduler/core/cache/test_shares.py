@@ -5,7 +5,6 @@ import pytest
 from services.scheduler.core.cache import shares
 from services.scheduler.core.cache.heat import hotness, worth
 from services.scheduler.core.cache.insertion import value_path
-from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.shares import (
     LEAST_IMPORTANCE,
@@ -13,19 +12,12 @@ from services.scheduler.core.cache.shares import (
     ChunkShares,
 )
 from services.scheduler.policies.thermocline import ThermoclinePolicy
-from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, path_of
 from tests.unit.scheduler.core.fetching import CHUNK, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
-
-
-def path_of(cell: CellModel, tokens: list[int]) -> list[tuple[Node, int]]:
-    """What the tree knows of a prompt."""
-    return match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
 
 
 def test_a_share_is_a_moving_average() -> None:

@@ -17,8 +17,7 @@ from shared.messages.base import pack_int32
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
-from tests.unit.scheduler.core.saving_hidden import worker_runs
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of, worker_runs
 
 DOCUMENTS = [[number] * 200 for number in (3, 4, 5, 6)]
 CHUNKS = 3  # Whole ones, of each document.
@@ -37,9 +36,9 @@ def compute(cell: CellModel, tokens: list[int], **request: Any) -> None:
     worker_runs(cell)
 
 
-def ordered(cell: CellModel, orders: FindOrders) -> list[bytes]:
+def ordered(cell: CellModel) -> list[bytes]:
     """First tokens of every save ordered so far."""
-    return [order.tokens[:4] for outputs in cell.outputs for order in orders(outputs, SaveChunks)]
+    return [order.tokens[:4] for order in orders_of(cell, SaveChunks)]
 
 
 def answer(cell: CellModel, save_id: int, **fields: Any) -> list[Output]:
@@ -56,44 +55,44 @@ def storage_of(cell: CellModel) -> Storage:
     return cell.state.storages["storage"]
 
 
-def test_what_found_no_room_is_saved_in_its_order_without_being_used_again(cell: CellModel, orders: FindOrders) -> None:
+def test_what_found_no_room_is_saved_in_its_order_without_being_used_again(cell: CellModel) -> None:
     """One answer makes room for the next."""
     for document in DOCUMENTS:
         compute(cell, document)
-    before = ordered(cell, orders)
+    before = ordered(cell)
     cell.drain()
 
     assert before == first_of(DOCUMENTS[:1])
-    assert ordered(cell, orders) == first_of(DOCUMENTS)
+    assert ordered(cell) == first_of(DOCUMENTS)
     assert len(storage_of(cell).disk.chunks) == CHUNKS * len(DOCUMENTS)
     assert storage_of(cell).disk.unsaved == {}
     assert cell.state.counters["saves_put_off_chunks"] == CHUNKS * 3
     assert "saves_refused_chunks" not in cell.state.counters
 
 
-def test_a_failed_save_does_not_hold_up_the_line(cell: CellModel, orders: FindOrders) -> None:
+def test_a_failed_save_does_not_hold_up_the_line(cell: CellModel) -> None:
     """Nothing else would ask for the others; each is tried once."""
     for document in DOCUMENTS[:3]:
         compute(cell, document)
     while cell.state.saves:
         answer(cell, next(iter(cell.state.saves)), error="the disk is full")
 
-    assert ordered(cell, orders) == first_of(DOCUMENTS[:3])
+    assert ordered(cell) == first_of(DOCUMENTS[:3])
     assert storage_of(cell).disk.unsaved == {}
 
 
-def test_the_line_is_bounded(cell: CellModel, orders: FindOrders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_is_bounded(cell: CellModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes when it is full is saved at the next use at the earliest; the others keep their places."""
     monkeypatch.setattr(unsaved, "MOST_UNSAVED", 2)
     for document in DOCUMENTS:
         compute(cell, document)
     cell.drain()
 
-    assert ordered(cell, orders) == first_of(DOCUMENTS[:3])
+    assert ordered(cell) == first_of(DOCUMENTS[:3])
     assert cell.state.counters["saves_refused_chunks"] == 2 * CHUNKS  # Offered when computed, and at the end.
 
 
-def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell: CellModel, orders: FindOrders) -> None:
+def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell: CellModel) -> None:
     """A question may be gone before there is room; the document that it was about is saved all the same."""
     compute(cell, DOCUMENTS[0])
     compute(cell, [*DOCUMENTS[1], *range(100, 140)])
@@ -106,7 +105,7 @@ def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell: CellMode
 
     assert len(places) == 2
     assert document not in places
-    assert ordered(cell, orders) == first_of(DOCUMENTS[:2])
+    assert ordered(cell) == first_of(DOCUMENTS[:2])
     assert len(storage_of(cell).disk.chunks) == 2 * CHUNKS
 
 
@@ -121,21 +120,21 @@ def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell: CellModel) -> N
     assert storage.disk.unsaved == {}
 
 
-def test_a_storage_that_comes_back_is_given_what_devices_hold(cell: CellModel, orders: FindOrders) -> None:
+def test_a_storage_that_comes_back_is_given_what_devices_hold(cell: CellModel) -> None:
     """What was computed while it was away is on its disk without being used again."""
     cell.lose_storage("storage")
     for document in DOCUMENTS:
         compute(cell, document)
-    assert ordered(cell, orders) == []
+    assert ordered(cell) == []
     cell.add_storage("storage", pages=60, disk_chunks=50)
     cell.drain()
 
-    assert ordered(cell, orders) == first_of(reversed(DOCUMENTS))
+    assert ordered(cell) == first_of(reversed(DOCUMENTS))
     assert len(storage_of(cell).disk.chunks) == CHUNKS * len(DOCUMENTS)
 
 
 @pytest.mark.parametrize("setting", ["selective", "on_evict", "off"])
-def test_it_is_not_where_saves_have_other_reasons(cell: CellModel, orders: FindOrders, setting: Any) -> None:
+def test_it_is_not_where_saves_have_other_reasons(cell: CellModel, setting: Any) -> None:
     """Such as reuse, or leaving host memory."""
     cell.state.config = type(cell.state.config)(disk_writes=setting)
     cell.lose_storage("storage")
@@ -143,10 +142,10 @@ def test_it_is_not_where_saves_have_other_reasons(cell: CellModel, orders: FindO
     cell.add_storage("storage", pages=60, disk_chunks=50)
     cell.drain()
 
-    assert ordered(cell, orders) == []
+    assert ordered(cell) == []
 
 
-def test_when_saves_are_switched_off_the_line_is_given_up(cell: CellModel, orders: FindOrders) -> None:
+def test_when_saves_are_switched_off_the_line_is_given_up(cell: CellModel) -> None:
     """The setting is the operator's."""
     for document in DOCUMENTS:
         compute(cell, document)
@@ -154,7 +153,7 @@ def test_when_saves_are_switched_off_the_line_is_given_up(cell: CellModel, order
     answer(cell, next(iter(cell.state.saves)))
 
     assert storage_of(cell).disk.unsaved == {}
-    assert len(ordered(cell, orders)) == 1
+    assert len(ordered(cell)) == 1
 
 
 def test_an_answer_starts_no_more_than_a_step_can_bear(cell: CellModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,5 +175,5 @@ def test_the_checker_finds_a_path_that_is_gone(cell: CellModel) -> None:
     """Its node would be looked for in vain."""
     storage_of(cell).disk.unsaved[999_999] = 0
 
-    with pytest.raises(InvariantViolated, match="is to save what is gone"):
+    with pytest.raises(InvariantViolated, match="is to save a node that is gone"):
         check_invariants(cell.state)

@@ -26,8 +26,7 @@ SYSTEM = list(range(100, 140))
 
 def point_of(cell: CellModel, tokens: list[int], **options: Any) -> DivergencePoint:
     """A request is served; where its prompt left what was cached."""
-    name = cell.submit(tokens, **{"max_tokens": 1} | options)
-    cell.drain()
+    name = cell.serve(tokens, **{"max_tokens": 1} | options)
     point = find_admissions(cell.state, GetAdmissions(request_ids=(name,))).admissions[-1].point
     assert point is not None
     return point
@@ -81,8 +80,7 @@ def test_the_next_turn_loses_nothing(make_cell: MakeCell, answered: int) -> None
     """It goes on where the cached path ends; other conversations have the same beginning."""
     cell = make_cell(pages=200)
     point_of(cell, [*SYSTEM, 1, *[6] * 30])
-    first = cell.submit([*SYSTEM, 2, *[8] * 9], max_tokens=answered)
-    cell.drain()
+    first = cell.serve([*SYSTEM, 2, *[8] * 9], max_tokens=answered)
     answer = expected_output(cell.submitted[first])
 
     point = point_of(cell, [*SYSTEM, 2, *[8] * 9, *answer, 7, 8, 9, *[5] * 20])

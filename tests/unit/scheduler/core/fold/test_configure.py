@@ -11,34 +11,27 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 
 
-def test_an_unknown_policy_leaves_the_old_one_in_force(make_cell: MakeCell) -> None:
+@pytest.mark.parametrize(
+    ("setting", "value", "unknown", "counter"),
+    [
+        ("policy", "sieve", "crystal-ball", "unknown_policies"),
+        ("schedule", "fcfs", "lpm", "unknown_schedules"),
+        ("admission", "selective", "picky", "unknown_admissions"),
+        ("eviction_expression", "frequency", "frequency ** 2", "bad_expressions"),
+        ("hotness_expression", "frequency", "frequency ** 2", "bad_expressions"),
+    ],
+)
+def test_what_is_not_known_leaves_the_old_in_force(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, unknown: str, counter: str
+) -> None:
     """It is counted, and the other settings apply."""
-    cell = make_cell(policy="sieve")
-    cell.feed(CellConfigured(config=CellConfig(policy="crystal-ball", max_running=3)))
-
-    assert cell.state.policy == "sieve"
-    assert cell.state.counters["unknown_policies"] == 1
-    assert cell.state.config.max_running == 3
-
-
-def test_an_unknown_schedule_leaves_the_old_one_in_force(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted, and the other settings apply."""
-    cell = make_cell(schedule="fcfs")
+    cell = make_cell(**{setting: value})
     monkeypatch.delitem(SCHEDULES, "lpm")
-    cell.feed(CellConfigured(config=CellConfig(schedule="lpm", max_running=3)))
+    cell.feed(CellConfigured(config=structs.replace(CellConfig(max_running=3), **{setting: unknown})))
 
-    assert cell.state.config.schedule == "fcfs"
-    assert cell.state.counters["unknown_schedules"] == 1
-    assert cell.state.config.max_running == 3
-
-
-def test_an_unknown_admission_leaves_the_old_one_in_force(make_cell: MakeCell) -> None:
-    """It is counted, and the other settings apply."""
-    cell = make_cell(admission="selective")
-    cell.feed(CellConfigured(config=CellConfig(admission="picky", max_running=3)))
-
-    assert cell.state.config.admission == "selective"
-    assert cell.state.counters["unknown_admissions"] == 1
+    in_force = {"policy": cell.state.policy}.get(setting, getattr(cell.state.config, setting))
+    assert in_force == value
+    assert cell.state.counters[counter] == 1
     assert cell.state.config.max_running == 3
 
 
@@ -50,21 +43,9 @@ def test_zeros_cannot_stall_the_cell(make_cell: MakeCell) -> None:
             config=CellConfig(max_batch_tokens=0, max_running=0, batches_ahead=0, lease_tokens=0, max_attempts=0)
         )
     )
-    name = cell.submit([1, 2, 3])
-    cell.drain()
+    name = cell.serve([1, 2, 3])
 
     assert cell.gateways["gateway"].ended == {name: "finished"}
-
-
-@pytest.mark.parametrize("name", ["eviction_expression", "hotness_expression"])
-def test_a_bad_expression_leaves_the_old_one_in_force(make_cell: MakeCell, name: str) -> None:
-    """It is counted, and the other settings apply."""
-    cell = make_cell(**{name: "frequency"})
-    cell.feed(CellConfigured(config=structs.replace(CellConfig(max_running=3), **{name: "frequency ** 2"})))
-
-    assert getattr(cell.state.config, name) == "frequency"
-    assert cell.state.counters["bad_expressions"] == 1
-    assert cell.state.config.max_running == 3
 
 
 def test_a_bad_first_expression_leaves_the_default(make_cell: MakeCell) -> None:
@@ -77,8 +58,7 @@ def test_a_bad_first_expression_leaves_the_default(make_cell: MakeCell) -> None:
 def test_a_new_eviction_expression_takes_effect_at_once(make_cell: MakeCell) -> None:
     """Pools whose policy is made from it start anew; a change that a policy is not made from does not disturb it."""
     cell = make_cell(policy="hotprefix", pages=16)
-    cell.submit([1, 2, 3, 4, 5])
-    cell.drain()
+    cell.serve([1, 2, 3, 4, 5])
     (before,) = cell.state.orders.values()
     cell.feed(CellConfigured(config=CellConfig(policy="hotprefix", max_running=3)))
     assert list(cell.state.orders.values()) == [before]
@@ -131,8 +111,7 @@ def test_senseless_numbers_become_the_nearest_that_work(make_cell: MakeCell) -> 
             )
         )
     )
-    name = cell.submit([1, 2, 3])
-    cell.drain()
+    name = cell.serve([1, 2, 3])
 
     assert cell.gateways["gateway"].ended == {name: "finished"}
     config = cell.state.config

@@ -23,8 +23,7 @@ def cell(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> CellModel:
     monkeypatch.setattr(labels, "LEAST_NARROWED", 1)
     cell = make_cell(pages=24, host_pages=64)
     for tokens in ([1] * 40, [1] * 20 + [2] * 20, [3] * 40, [1] * 40 + [2**24] * 20):
-        cell.submit(tokens, max_tokens=1)
-        cell.drain()
+        cell.serve(tokens, max_tokens=1)
     return cell
 
 

@@ -18,8 +18,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     """A cell with something cached in both tiers and something running."""
     cell = make_cell(pages=24, host_pages=60)
     for number in range(3):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     cell.submit([2] * 40 + [7], max_tokens=9, ignore_eos=True, request_id="a")
     cell.round()
     return cell

@@ -18,11 +18,9 @@ from tests.unit.scheduler.core.saving_hidden import saving_cell
 def test_chunks_are_listed_by_form(make_cell: MakeCell) -> None:
     """Those that end in a node, by the storage that has their KV or their hidden states."""
     cell = saving_cell(make_cell)
-    cell.submit(prompt(2), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=1)
     cell.feed(CellConfigured(config=CellConfig(restoring="kv", hidden_form="0/1/0")))
-    cell.submit([*prompt(2, tail=0), *range(500, 570)], max_tokens=1)
-    cell.drain()
+    cell.serve([*prompt(2, tail=0), *range(500, 570)], max_tokens=1)
 
     nodes = list_cache(cell.state, ListCache()).nodes
 

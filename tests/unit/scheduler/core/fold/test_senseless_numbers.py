@@ -67,8 +67,7 @@ def loading_cell(make_cell: MakeCell) -> CellModel:
     cell = make_cell(page_size=32, pages=12, host_pages=16, disk_chunks=20, prefetch_wait="full", promotion="hotness")
     put_on_disk(cell, prompt(2, kind=9))
     for kind in (9, 1, 2, 3, 1, 9):
-        cell.submit(prompt(2, kind=kind), max_tokens=3)
-        cell.drain()
+        cell.serve(prompt(2, kind=kind), max_tokens=3)
     cell.lose_worker("worker-0")
     return cell
 
@@ -79,8 +78,7 @@ def hidden_cell(make_restoring_cell: MakeCell) -> CellModel:
     cell = make_restoring_cell(disk_writes="through")
     put_hidden(cell, prompt(2))
     for kind in (1, 2):
-        cell.submit(prompt(2, kind=kind), max_tokens=40, ignore_eos=True)
-        cell.drain()
+        cell.serve(prompt(2, kind=kind), max_tokens=40, ignore_eos=True)
     return cell
 
 

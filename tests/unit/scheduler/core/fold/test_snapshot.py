@@ -120,8 +120,7 @@ def newest(monkeypatch: pytest.MonkeyPatch, make_cell: MakeCell) -> CellState:
     monkeypatch.setitem(POLICIES, "newest", NewestPolicy)
     cell = make_cell(policy="newest", pages=12, host_pages=8)
     for number in range(12):
-        cell.submit([number % 5 + 1] * 9)
-        cell.drain()
+        cell.serve([number % 5 + 1] * 9)
     assert cell.state.counters["evicted_pages_device"] > 0
     return cell.state
 

@@ -4,10 +4,10 @@ from services.scheduler.core import decode_state, encode_state, new_state, statu
 from shared.messages.pools import HIDDEN
 from shared.messages.status import StorageBudget
 from shared.messages.worker_events import DeviceFacts
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, worker_runs
 from tests.unit.scheduler.core.fetching import prompt
 from tests.unit.scheduler.core.reading_in_part import put_in_parts, sparse_cell
-from tests.unit.scheduler.core.saving_hidden import saving_cell, worker_runs
+from tests.unit.scheduler.core.saving_hidden import saving_cell
 
 
 def test_pages_add_up(make_cell: MakeCell) -> None:

@@ -41,8 +41,7 @@ def test_bytes_add_up_to_what_is_cached(make_cell: MakeCell) -> None:
     cell = make_cell(pages=64, host_pages=60, host_writes="through")
     for kind, salt, owner in ((1, "a", "a"), (2, "b", "b"), (3, "b", "b"), (4, "", None)):
         quota = CacheQuota(owner=owner) if owner else None
-        cell.submit([kind] * 40, max_tokens=1, salt=salt, quota=quota)
-        cell.drain()
+        cell.serve([kind] * 40, max_tokens=1, salt=salt, quota=quota)
 
     found = rows(cell)
 
@@ -70,8 +69,7 @@ def test_no_more_are_told_apart_than_a_message_may_hold(
     monkeypatch.setattr(usage, "OWNERS_TOLD", most)
     cell = make_cell(pages=64)
     for kind in (1, 2, 3):
-        cell.submit([kind] * 8 * kind, max_tokens=1, salt=str(kind), quota=CacheQuota(owner=f"owner-{kind}"))
-        cell.drain()
+        cell.serve([kind] * 8 * kind, max_tokens=1, salt=str(kind), quota=CacheQuota(owner=f"owner-{kind}"))
     for kind in (1, 2, 3):
         for _ in range(kind):
             cell.submit([9] * 8, tenant=f"tenant-{kind}")

@@ -11,16 +11,9 @@ from shared.messages.storage_events import ChunksFetched
 from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, timer_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring_cells import (
-    bring,
-    hidden_pool,
-    put_hidden,
-    restores,
-    storage_obeys,
-    worker_goes_on,
-)
+from tests.unit.scheduler.core.restoring_cells import bring, hidden_pool, put_hidden, restores, storage_obeys
 
 EACH = CHUNK // PAGE
 
@@ -47,7 +40,7 @@ def say(cell: CellModel, **fields: Any) -> list[Output]:
 
 
 def test_a_cancelled_request_gives_its_pages_back_when_the_storage_is_done(
-    fetching: Callable[..., tuple[CellModel, str]], orders: FindOrders
+    fetching: Callable[..., tuple[CellModel, str]],
 ) -> None:
     """Until then the storage may write to them."""
     cell, name = fetching()
@@ -74,14 +67,10 @@ def test_what_has_arrived_for_a_request_that_is_gone_is_free_at_once(
     assert cell.state.hidden_fetches == {}
 
 
-def test_past_its_deadline_a_fetch_leaves_what_has_arrived(
-    fetching: Callable[..., tuple[CellModel, str]], orders: FindOrders
-) -> None:
+def test_past_its_deadline_a_fetch_leaves_what_has_arrived(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """One chunk is restored, the others are computed; their pages wait for the storage, which is asked for no more."""
     cell, name = fetching(1)
-    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
-
-    cell.fire(timer)
+    cell.fire(timer_of(cell, "fetch."))
 
     request, storage = cell.state.requests[name], cell.state.storages["storage"]
     assert request.hidden.run is not None
@@ -91,7 +80,6 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(
     cell.submit(prompt(3, kind=2))
     assert len(cell.state.hidden_fetches) == 1
     cell.drain()
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
     assert (storage.fetching.late, hidden_pool(cell).leased) == (0, 0)
 
@@ -99,9 +87,7 @@ def test_past_its_deadline_a_fetch_leaves_what_has_arrived(
 def test_past_its_deadline_a_request_that_has_nothing_computes(fetching: Callable[..., tuple[CellModel, str]]) -> None:
     """It does not wait for the storage's answer."""
     cell, name = fetching()
-    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
-
-    cell.fire(timer)
+    cell.fire(timer_of(cell, "fetch."))
 
     assert [order.request_id for order in cell.admitted] == [name]
     assert cell.state.requests[name].hidden.run is None
@@ -124,7 +110,6 @@ def test_a_chunk_that_is_missing_is_forgotten_and_fetched_as_kv(make_restoring_c
     assert names[0] not in storage.hidden.chunks
     assert names[1] in storage.hidden.chunks
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
-    cell.check_answers()
 
 
 def test_a_fetch_that_ends_early_leaves_a_part(fetching: Callable[..., tuple[CellModel, str]]) -> None:
@@ -138,7 +123,6 @@ def test_a_fetch_that_ends_early_leaves_a_part(fetching: Callable[..., tuple[Cel
     cell.workers["worker-0"].step()
     cell.storages["storage"].fetches.clear()
     cell.drain()
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
     assert cell.state.counters["hidden_fetches_failed"] == 1
 
@@ -155,7 +139,6 @@ def test_a_lost_storage_takes_its_runs_along(fetching: Callable[..., tuple[CellM
     assert cell.state.requests[name].hidden.run is None
     assert cell.state.hidden_fetches == {}
     cell.drain()
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
 
 
@@ -167,7 +150,6 @@ def test_a_lost_storage_frees_who_waits_for_it(fetching: Callable[..., tuple[Cel
 
     assert [order.request_id for order in cell.admitted] == [name]
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_lost_worker_gives_the_run_up(fetching: Callable[..., tuple[CellModel, str]]) -> None:
@@ -180,7 +162,6 @@ def test_a_lost_worker_gives_the_run_up(fetching: Callable[..., tuple[CellModel,
     cell.add_worker("worker-1", pages=64)
     cell.drain()
 
-    cell.check_answers()
     assert hidden_pool(cell).leased == 0
 
 
@@ -193,7 +174,6 @@ def test_a_flush_of_the_disk_calls_off_what_waits_for_it(fetching: Callable[...,
     assert cell.state.requests[name].hidden.run is None
     assert [order.request_id for order in cell.admitted] == [name]
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_flush_of_another_namespace_changes_nothing(fetching: Callable[..., tuple[CellModel, str]]) -> None:
@@ -204,12 +184,9 @@ def test_a_flush_of_another_namespace_changes_nothing(fetching: Callable[..., tu
 
     assert cell.state.requests[name].hidden.run is not None
     cell.drain()
-    cell.check_answers()
 
 
-def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(make_restoring_cell: MakeCell) -> None:
     """Of six chunks two are ordered, and the others as the worker has restored those before: none is computed."""
     cell = make_restoring_cell(hidden_pages=4 * EACH)
     put_hidden(cell, prompt(6))
@@ -220,7 +197,6 @@ def test_one_request_takes_half_of_the_pool_and_goes_on_as_pages_come_back(
 
     cell.drain()
 
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
     assert cell.state.counters["hidden_runs_extended"] > 0
     assert hidden_pool(cell).leased == 0
@@ -239,7 +215,6 @@ def test_who_finds_no_room_is_looked_at_again_when_it_is_next(make_restoring_cel
     assert [cell.state.requests[name].hidden.run is not None for name in names] == [True, True, False]
     cell.drain()
 
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 3 * 2 * CHUNK
 
 
@@ -254,24 +229,20 @@ def test_without_room_for_hidden_states_kv_is_fetched(make_restoring_cell: MakeC
     assert cell.state.counters["hidden_runs_without_room"] == 1
     assert (cell.state.requests[name].hidden.run, cell.state.requests[name].prefetch.fetch) == (None, 1)
     cell.drain()
-    cell.check_answers()
 
 
-def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_who_shares_the_prefix_waits_for_the_first_and_then_for_what_it_restores(make_restoring_cell: MakeCell) -> None:
     """One fetch is for all of them: the others are deferred until the first has it on the device."""
     cell = make_restoring_cell(max_running=4)
     put_hidden(cell, prompt(3))
     cell.submit(prompt(3))
     others = [cell.submit(prompt(3, tail=tail)) for tail in (4, 5)]
 
-    fetched = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    fetched = orders_of(cell, FetchChunks)
     assert len(fetched) == 1
     assert all(cell.state.requests[name].wait.fetch for name in others)
     cell.drain()
 
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
     assert [order.device_tokens for order in cell.admitted] == [0, 3 * CHUNK, 3 * CHUNK]
 
@@ -287,7 +258,6 @@ def test_who_shares_a_prefix_whose_first_request_is_cancelled_fetches_itself(mak
 
     assert cell.state.requests[second].hidden.run is not None
     cell.drain()
-    cell.check_answers()
     assert hidden_pool(cell).leased == 0
 
 

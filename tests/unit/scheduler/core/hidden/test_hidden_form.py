@@ -224,6 +224,28 @@ def test_a_form_that_a_disk_holds_is_saved_in_where_it_pays(form: tuple[int, int
     assert is_worth_keeping(state, storage) is is_worth_it
 
 
+def test_a_disk_that_keeps_sparse_copies_keeps_kv() -> None:
+    """Sparse copies are made of KV: hidden states in its place would switch reading in part off, in silence."""
+    state, storage = cell()
+    assert wanted_hidden(state, storage) is not None
+    assert is_worth_keeping(state, storage)
+
+    storage.sparse.is_kept = True
+
+    assert wanted_hidden(state, storage) is None
+    assert not is_worth_keeping(state, storage)
+
+
+def test_hidden_states_that_such_a_disk_held_before_are_still_read() -> None:
+    """What is computed now is saved as KV beside them."""
+    state, storage = cell()
+    storage.hidden.shapes = geometry_id(present(wanted_hidden(state, storage)))
+    storage.sparse.is_kept = True
+
+    assert wanted_hidden(state, storage) is not None
+    assert not is_worth_keeping(state, storage)
+
+
 def test_only_auto_asks_whether_it_is_worth_it() -> None:
     """An explicit form always is, off never."""
     for form, expected in (("off", False), ("4/20/8", True), ("auto", False)):

@@ -8,9 +8,9 @@ from services.scheduler.core.fold.invariants import check_invariants
 from shared.errors import InvariantViolated
 from tests.present import present
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, worker_runs
 from tests.unit.scheduler.core.fetching import prompt
-from tests.unit.scheduler.core.saving_hidden import hidden_storage, saving_cell, worker_runs
+from tests.unit.scheduler.core.saving_hidden import hidden_storage, saving_cell
 
 
 def break_pool(cell: CellModel) -> None:

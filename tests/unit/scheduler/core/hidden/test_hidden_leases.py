@@ -17,16 +17,9 @@ from shared.messages.worker_events import HiddenSaved, RequestFinished
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
 from tests.stateful.model_hidden import hidden_geometry
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, timer_of, worker_runs
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
-from tests.unit.scheduler.core.saving_hidden import (
-    extensions,
-    free_pages,
-    hidden_storage,
-    leases_given,
-    saves,
-    worker_runs,
-)
+from tests.unit.scheduler.core.saving_hidden import extensions, free_pages, hidden_storage, leases_given, saves
 
 EACH = CHUNK // PAGE
 
@@ -61,8 +54,7 @@ def test_the_last_token_of_an_answer_is_never_computed(make_saving_cell: MakeCel
 def test_what_is_cached_is_not_captured(make_saving_cell: MakeCell) -> None:
     """A lease begins with the first chunk that the request computes whole, behind the identity before it."""
     cell = make_saving_cell()
-    cell.submit(prompt(2, tail=PAGE), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(2, tail=PAGE), max_tokens=1)
     cell.submit([*prompt(2, tail=PAGE), *range(500, 700)], max_tokens=1)
 
     lease = leases_given(cell)[-1]
@@ -71,16 +63,13 @@ def test_what_is_cached_is_not_captured(make_saving_cell: MakeCell) -> None:
     tokens = pack_int32([*prompt(2, tail=PAGE), *range(500, 700)])
     assert lease.parent == chain_pages(chain_root(namespace()), tokens[: 4 * 3 * CHUNK], 4 * PAGE)[-16:]
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_lease_goes_on_from_something_known(make_saving_cell: MakeCell) -> None:
     """The next whole chunk begins within the answer, and of that nobody knows a token: it is saved as KV."""
     cell = make_saving_cell()
-    cell.submit(prompt(2, tail=PAGE), max_tokens=1)
-    cell.drain()
-    cell.submit([*prompt(2, tail=PAGE), 5, 6], max_tokens=200, ignore_eos=True)
-    cell.drain()
+    cell.serve(prompt(2, tail=PAGE), max_tokens=1)
+    cell.serve([*prompt(2, tail=PAGE), 5, 6], max_tokens=200, ignore_eos=True)
 
     assert leases_given(cell)[-1] is None
     assert len(hidden_storage(cell).disk.chunks) == 3
@@ -149,8 +138,7 @@ def test_settings_end_leasing(make_saving_cell: MakeCell, settings: dict[str, An
     fields: dict[str, Any] = {"hidden_form": "0/1/0", "lease_tokens": 64} | settings
     config = CellConfig(**fields)
     cell.feed(CellConfigured(config=config))
-    cell.submit(prompt(3), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1)
 
     assert leases_given(cell) == [None]
 
@@ -164,7 +152,7 @@ def test_a_request_that_must_leave_no_trace_gets_none(make_saving_cell: MakeCell
     cell.drain()
     cell.submit(prompt(3, kind=2), max_tokens=1)
     worker_runs(cell)
-    cell.fire(next(name for name in cell.timers if name.startswith("save.")))
+    cell.fire(timer_of(cell, "save."))
     cell.submit(prompt(3, kind=3), max_tokens=1)
 
     assert leases_given(cell)[-1] is None
@@ -187,8 +175,7 @@ def test_a_worker_that_cannot_restore_saves_no_hidden_states(make_saving_cell: M
 def test_a_form_of_the_disk_that_does_not_pay_any_more_is_only_read(make_saving_cell: MakeCell) -> None:
     """The pool is there for what the disk holds, but it was measured so fast that KV is the better copy."""
     cell = make_saving_cell(hidden_form="auto", disk_bytes_per_s=1e18, shapes=geometry_id(hidden_geometry(PAGE)))
-    cell.submit(prompt(3), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1)
 
     assert leases_given(cell) == [None]
     assert len(hidden_storage(cell).disk.chunks) == 3
@@ -197,8 +184,7 @@ def test_a_form_of_the_disk_that_does_not_pay_any_more_is_only_read(make_saving_
 def test_one_request_gets_a_quarter_of_the_pool(make_saving_cell: MakeCell) -> None:
     """As many whole chunks as that is; what does not fit is saved as KV."""
     cell = make_saving_cell(hidden_pages=4 * EACH * 2)
-    cell.submit(prompt(5), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(5), max_tokens=1)
 
     assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
     assert list(hidden_storage(cell).hidden.chunks) == names_of(prompt(5))[:2]
@@ -220,8 +206,7 @@ def test_without_room_there_is_no_lease(make_saving_cell: MakeCell) -> None:
 def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
     """A long answer is saved chunk by chunk, too."""
     cell = make_saving_cell()
-    cell.submit(prompt(1, tail=0), max_tokens=300, ignore_eos=True)
-    cell.drain()
+    cell.serve(prompt(1, tail=0), max_tokens=300, ignore_eos=True)
 
     assert sum(len(pages) for pages in extensions(cell)) == 2 * EACH
     answered = cell.gateways["gateway"].tokens["request-1"]
@@ -233,8 +218,7 @@ def test_decode_room_brings_pages_along(make_saving_cell: MakeCell) -> None:
 def test_a_lease_that_was_cut_short_is_not_extended(make_saving_cell: MakeCell) -> None:
     """What was computed beyond its end is gone, so pages for what follows would be of no use."""
     cell = make_saving_cell(hidden_pages=8 * EACH)
-    cell.submit(prompt(3, tail=0), max_tokens=200, ignore_eos=True)
-    cell.drain()
+    cell.serve(prompt(3, tail=0), max_tokens=200, ignore_eos=True)
 
     assert count_int32(present(leases_given(cell)[0]).pages) == 2 * EACH
     assert not any(extensions(cell))
@@ -328,8 +312,7 @@ def test_a_worker_that_never_answers_loses_the_lease(make_saving_cell: MakeCell)
     assert free_pages(cell) == 64
     finish(cell, 1, chunks=3, tokens=pack_int32(prompt(3, tail=0)))
     assert cell.state.counters["stale_inputs"] == 1
-    cell.submit(prompt(3), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1)
     assert len(hidden_storage(cell).disk.chunks) == 3
 
 
@@ -358,7 +341,6 @@ def test_a_preempted_request_keeps_what_it_had_saved(make_saving_cell: MakeCell)
     for kind in (1, 2):
         cell.submit(prompt(1, kind=kind, tail=0), max_tokens=150, ignore_eos=True)
     cell.drain()
-    cell.check_answers()
 
     assert cell.state.counters["preemptions"] > 0
     names = [name for order in saves(cell) for name in names_of_order(order)]
@@ -374,13 +356,11 @@ def names_of_order(order: SaveChunks) -> list[bytes]:
 def test_saved_hidden_states_are_not_leased_for_a_second_time(make_saving_cell: MakeCell) -> None:
     """After the answer, the next who computes the same has nothing to save."""
     cell = make_saving_cell(restoring="recompute")
-    cell.submit(prompt(3), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1)
     storage = hidden_storage(cell)
     assert list(storage.hidden.chunks) == names_of(prompt(3))
 
-    cell.submit(prompt(3), max_tokens=1, read=False)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1, read=False)
 
     assert leases_given(cell)[1] is None
     assert len(saves(cell)) == 1
@@ -407,8 +387,7 @@ def test_a_save_that_the_disk_does_not_confirm_is_tried_again(make_saving_cell: 
 def test_a_lease_of_an_encrypted_namespace_names_its_key(make_saving_cell: MakeCell) -> None:
     """As the request did."""
     cell = make_saving_cell()
-    cell.submit(prompt(2), max_tokens=1, salt="theirs", key_id="5a" * 16)
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=1, salt="theirs", key_id="5a" * 16)
 
     (order,) = saves(cell)
     assert order.key_id == "5a" * 16

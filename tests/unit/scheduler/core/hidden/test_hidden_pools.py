@@ -15,9 +15,9 @@ from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 from tests.present import present
 from tests.stateful.cell_model import CellModel, geometry
 from tests.stateful.model_hidden import COSTS, hidden_geometry
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, worker_runs
 from tests.unit.scheduler.core.fetching import PAGE, prompt
-from tests.unit.scheduler.core.saving_hidden import hidden_storage, saving_cell, worker_runs
+from tests.unit.scheduler.core.saving_hidden import hidden_storage, saving_cell
 
 SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
 """On the disk as it is known at first, KV comes back sooner."""
@@ -25,8 +25,7 @@ SLOW_TO_PROJECT = structs.replace(COSTS, hidden_us=0.1)
 
 def all_asked(cell: CellModel) -> list[KvGeometry]:
     """Every pool that was asked for, in order."""
-    orders = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [order.geometry for order in orders if isinstance(order, CreateHostPool)]
+    return [order.geometry for order in orders_of(cell, CreateHostPool)]
 
 
 def asked(cell: CellModel) -> list[KvGeometry]:
@@ -34,7 +33,7 @@ def asked(cell: CellModel) -> list[KvGeometry]:
     return [found for found in all_asked(cell) if found.is_hidden]
 
 
-def test_it_is_made_after_the_host_pool_and_mapped(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_it_is_made_after_the_host_pool_and_mapped(make_cell: MakeCell) -> None:
     """Of the geometry that is wanted; a worker that comes later maps it, too."""
     cell = saving_cell(make_cell)
 
@@ -42,7 +41,7 @@ def test_it_is_made_after_the_host_pool_and_mapped(make_cell: MakeCell, orders: 
     assert sorted(cell.workers["worker-0"].hidden_pools) == ["storage"]
     outputs_before = len(cell.outputs)
     cell.add_worker("worker-1")
-    later = [order for outputs in cell.outputs[outputs_before:] for order in orders(outputs, AttachHostPool)]
+    later = orders_of(cell, AttachHostPool, since=outputs_before)
     assert [order.handle.geometry.is_hidden for order in later] == [False, True]
     assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == HIDDEN] == [64]
 
@@ -166,9 +165,7 @@ def pool_handle(found: KvGeometry) -> PoolHandle:
         structs.replace(hidden_geometry(PAGE), from_hidden=3),
     ],
 )
-def test_a_pool_that_could_not_be_made_is_done_without(
-    make_cell: MakeCell, orders: FindOrders, found: KvGeometry | None
-) -> None:
+def test_a_pool_that_could_not_be_made_is_done_without(make_cell: MakeCell, found: KvGeometry | None) -> None:
     """So is one of a geometry that is another cell's, or none at all; and nobody asks again."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, costs=COSTS, hidden_form="0/1/0")
     storage = hidden_storage(cell)
@@ -206,7 +203,7 @@ def test_the_first_geometry_stays(make_cell: MakeCell) -> None:
     assert present(hidden_storage(cell).hidden.handle).geometry == hidden_geometry(PAGE)
 
 
-def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell) -> None:
     """Workers unmap both pools by one order, what they answer is about nothing, and its successor begins anew."""
     cell = saving_cell(make_cell, max_batch_tokens=64)
     cell.submit(prompt(3), max_tokens=1, request_id="saved")
@@ -231,8 +228,7 @@ def test_a_lost_storage_takes_leases_and_saves_along(make_cell: MakeCell, orders
 def test_another_geometry_makes_another_pool(make_cell: MakeCell) -> None:
     """While no worker is there, the cell's pages change their shape: what was kept of the old one is useless."""
     cell = saving_cell(make_cell)
-    cell.submit(prompt(2), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=1)
     assert hidden_storage(cell).hidden.chunks
     cell.lose_worker("worker-0")
     cell.page_size = 16

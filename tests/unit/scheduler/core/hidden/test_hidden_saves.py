@@ -14,9 +14,9 @@ from shared.messages.pools import HIDDEN
 from shared.messages.storage_events import ChunksDropped, ChunksListed, ChunksSaved
 from shared.messages.storage_plans import SaveChunks
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, worker_runs
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt
-from tests.unit.scheduler.core.saving_hidden import free_pages, hidden_storage, saves, worker_runs
+from tests.unit.scheduler.core.saving_hidden import free_pages, hidden_storage, saves
 
 EACH = CHUNK // PAGE
 
@@ -100,8 +100,7 @@ def test_numbers_are_unique_over_both_forms(make_saving_cell: MakeCell) -> None:
     """A storage's answers name no form."""
     cell = make_saving_cell(hidden_pages=4 * EACH)
     for kind in (1, 2):
-        cell.submit(prompt(3, kind=kind), max_tokens=1)
-        cell.drain()
+        cell.serve(prompt(3, kind=kind), max_tokens=1)
 
     numbers = [order.save_id for form in ("kv", HIDDEN) for order in saves(cell, form)]
     assert min(len(saves(cell, form)) for form in ("kv", HIDDEN)) > 0
@@ -120,8 +119,7 @@ def test_no_more_is_ordered_than_a_storage_may_have_before_it(
     assert free_pages(cell) == 64 - 2 * EACH
     assert cell.state.counters["hidden_saves_refused_chunks"] == 1
     cell.drain()
-    cell.submit(prompt(3), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1)
     assert list(hidden_storage(cell).disk.chunks) == names_of(prompt(3))[2:]
 
 
@@ -196,8 +194,7 @@ def test_answers_count_once_and_from_whom_was_asked(saving: CellModel) -> None:
 def test_kv_is_not_saved_beside_hidden_states(make_saving_cell: MakeCell) -> None:
     """Neither while it is being computed nor when the answer's end is saved."""
     cell = make_saving_cell()
-    cell.submit(prompt(2), max_tokens=100, ignore_eos=True)
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=100, ignore_eos=True)
 
     assert saves(cell, "kv") == []
     assert len(hidden_storage(cell).hidden.chunks) == 3
@@ -206,11 +203,9 @@ def test_kv_is_not_saved_beside_hidden_states(make_saving_cell: MakeCell) -> Non
 def test_where_only_kv_comes_back_only_kv_is_saved(make_saving_cell: MakeCell) -> None:
     """Also of what there are hidden states of."""
     cell = make_saving_cell()
-    cell.submit(prompt(2), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=1)
     cell.feed(CellConfigured(config=CellConfig(restoring="kv", hidden_form="0/1/0")))
-    cell.submit(prompt(2), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=1)
 
     assert list(hidden_storage(cell).disk.chunks) == names_of(prompt(2))
 

@@ -13,7 +13,7 @@ from shared.messages.storage_plans import FetchChunks
 from shared.messages.worker_events import BatchDone
 from shared.messages.worker_plans import RestoreChunk, RunBatch
 from tests.stateful.model_hidden import COSTS
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     bring,
@@ -21,11 +21,11 @@ from tests.unit.scheduler.core.restoring_cells import (
     hidden_pool,
     put_hidden,
     restores,
-    worker_goes_on,
+    rot_hidden,
 )
 
 
-def test_hidden_states_are_fetched_into_leased_pages(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_hidden_states_are_fetched_into_leased_pages(make_restoring_cell: MakeCell) -> None:
     """The order is of the form, names the run's pages, and the tree has no part in it."""
     cell = make_restoring_cell()
     names = put_hidden(cell, prompt(3))
@@ -62,13 +62,10 @@ def test_a_request_is_admitted_with_its_first_part_and_restored_as_the_rest_arri
     assert spans == [(0, CHUNK), (CHUNK, 2 * CHUNK), (2 * CHUNK, 3 * CHUNK)]
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
     cell.drain()
-    cell.check_answers()
     assert cell.workers["worker-0"].prefilled_tokens == 3
 
 
-def test_nothing_is_planned_while_the_next_part_is_on_its_way(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_nothing_is_planned_while_the_next_part_is_on_its_way(make_restoring_cell: MakeCell) -> None:
     """What has arrived is planned; until more does the request has no chunk, and others are served."""
     cell = make_restoring_cell()
     put_hidden(cell, prompt(3))
@@ -88,15 +85,13 @@ def test_restored_kv_is_shared_like_computed_kv(make_restoring_cell: MakeCell) -
     """It is in the tree as soon as the worker says so, and a second request finds it on the device."""
     cell = make_restoring_cell()
     put_hidden(cell, prompt(3))
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     cell.submit(prompt(3, tail=5))
 
     assert cell.admitted[-1].device_tokens == 3 * CHUNK
     assert {order.request_id for order in restores(cell)} == {"request-1"}
     cell.drain()
-    cell.check_answers()
 
 
 def test_hidden_pages_come_back_part_by_part(make_restoring_cell: MakeCell) -> None:
@@ -134,18 +129,15 @@ def test_a_budget_bounds_what_a_batch_restores(make_restoring_cell: MakeCell) ->
 
     assert order.end - order.start == 20 * 8 // PAGE * PAGE
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_budget_below_a_page_restores_a_page(make_restoring_cell: MakeCell) -> None:
     """Whole pages are restored, so a batch takes one however small its budget is."""
     cell = make_restoring_cell(max_batch_tokens=1)
     put_hidden(cell, prompt(2))
-    cell.submit(prompt(2))
-    cell.drain()
+    cell.serve(prompt(2))
 
     assert [order.end - order.start for order in restores(cell)] == [PAGE] * (2 * CHUNK // PAGE)
-    cell.check_answers()
 
 
 def test_the_last_token_is_always_computed(make_restoring_cell: MakeCell) -> None:
@@ -153,18 +145,15 @@ def test_the_last_token_is_always_computed(make_restoring_cell: MakeCell) -> Non
     cell = make_restoring_cell()
     put_hidden(cell, prompt(3))
 
-    cell.submit(prompt(3, tail=0))
-    cell.drain()
+    cell.serve(prompt(3, tail=0))
 
     assert restores(cell)[-1].end == 2 * CHUNK
-    cell.check_answers()
 
 
 def test_kv_comes_before_hidden_states_in_one_batch(make_restoring_cell: MakeCell) -> None:
     """The first chunk is loaded from the host pool, the others are restored: the run begins where the load ends."""
     cell = make_restoring_cell(host_writes="through")
-    cell.submit(prompt(1))
-    cell.drain()
+    cell.serve(prompt(1))
     put_hidden(cell, prompt(3))
     cell.feed(flush_device())
 
@@ -174,7 +163,6 @@ def test_kv_comes_before_hidden_states_in_one_batch(make_restoring_cell: MakeCel
     assert cell.admitted[-1].cached_tokens == CHUNK
     assert (restores(cell)[0].start, restores(cell)[-1].end) == (CHUNK, 3 * CHUNK)
     cell.drain()
-    cell.check_answers()
 
 
 def test_refused_hidden_states_cost_an_attempt_and_are_not_used_again(make_restoring_cell: MakeCell) -> None:
@@ -183,9 +171,7 @@ def test_refused_hidden_states_cost_an_attempt_and_are_not_used_again(make_resto
     put_hidden(cell, prompt(3))
     name = cell.submit(prompt(3))
     bring(cell, 2)
-    assert cell.storages["storage"].hidden_pool is not None
-    for page in cell.storages["storage"].hidden_pool.memory.values():
-        page.is_corrupt = True
+    rot_hidden(cell)
 
     worker_goes_on(cell)
 
@@ -193,7 +179,6 @@ def test_refused_hidden_states_cost_an_attempt_and_are_not_used_again(make_resto
     assert (request.hidden.refusals, request.failures, request.hidden.run) == (1, 0, None)
     assert cell.state.counters["restores_refused"] == 1
     cell.drain()
-    cell.check_answers()
     assert hidden_pool(cell).leased == 0
     assert cell.state.counters["hidden_runs"] == 1
 
@@ -206,22 +191,18 @@ def test_refused_hidden_states_give_way_to_kv(make_restoring_cell: MakeCell) -> 
     name = cell.submit(prompt(3))
     assert cell.state.requests[name].hidden.run is not None
     bring(cell, 2)
-    assert cell.storages["storage"].hidden_pool is not None
-    for page in cell.storages["storage"].hidden_pool.memory.values():
-        page.is_corrupt = True
+    rot_hidden(cell)
     cell.drain()
 
     assert cell.state.counters["fetches_done"] == 1
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
-    cell.check_answers()
 
 
 def test_compute_speed_is_not_learned_from_restored_tokens(make_restoring_cell: MakeCell) -> None:
     """The worker learns how fast it restores, and its fit of computing has seen computed tokens alone."""
     cell = make_restoring_cell()
     put_hidden(cell, prompt(3))
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     worker = cell.state.workers["worker-0"]
     assert worker.restoring.amount > 2 * CHUNK
@@ -246,9 +227,7 @@ def test_restoring_that_is_slower_than_thought_takes_more_of_a_budget(make_resto
     assert [(order.start, order.end) for order in restores(cell)] == [(0, 2 * CHUNK)]
 
 
-def test_a_budget_that_restoring_has_used_up_computes_nothing_more(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_a_budget_that_restoring_has_used_up_computes_nothing_more(make_restoring_cell: MakeCell) -> None:
     """A restored token counts as much as a computed one here: the other request's chunk is in a later batch."""
     cell = make_restoring_cell(max_batch_tokens=CHUNK, batches_ahead=1, restoring=HIDDEN, schedule="fcfs")
     cell.state.workers["worker-0"].restoring.note(1000.0, 1000.0 * COSTS.token_us)
@@ -257,12 +236,11 @@ def test_a_budget_that_restoring_has_used_up_computes_nothing_more(
     bring_at_once(cell, 2)
     cell.submit(prompt(1, kind=5))
 
-    (batch,) = [order for outputs in cell.outputs for order in orders(outputs, RunBatch)]
+    (batch,) = orders_of(cell, RunBatch)
     assert [(order.request_id, order.end) for order in batch.restores] == [(name, CHUNK)]
     assert batch.chunks == ()
     assert cell.state.workers["worker-0"].work.running == [name]
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_restoration_counts_as_a_load_of_its_bytes() -> None:

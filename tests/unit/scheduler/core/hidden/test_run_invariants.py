@@ -16,9 +16,9 @@ from shared.chunks import chunk_pages
 from shared.errors import InvariantViolated
 from tests.present import present
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, worker_goes_on
 from tests.unit.scheduler.core.fetching import PAGE, prompt
-from tests.unit.scheduler.core.restoring_cells import bring, bring_at_once, put_hidden, restoring_cell, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import bring, bring_at_once, put_hidden, restoring_cell
 
 
 @pytest.fixture

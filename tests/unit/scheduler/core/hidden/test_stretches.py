@@ -34,16 +34,9 @@ from shared.messages.storage_plans import FetchChunks
 from shared.messages.worker_plans import AdmitRequest, PrefillChunk, RestoreChunk, RunBatch
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, timer_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, chunks_of, prompt, put_on_disk
-from tests.unit.scheduler.core.restoring_cells import (
-    SLOW_DISK,
-    bring,
-    hidden_pool,
-    put_hidden,
-    restores,
-    worker_goes_on,
-)
+from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, bring, hidden_pool, put_hidden, restores, rot_hidden
 
 EACH = CHUNK // PAGE
 
@@ -64,7 +57,7 @@ def put_hidden_with_holes(cell: CellModel, tokens: list[int], holes: list[int]) 
     return names
 
 
-def planned(cell: CellModel, orders: FindOrders) -> list[tuple[bool, int, int]]:
+def planned(cell: CellModel) -> list[tuple[bool, int, int]]:
     """What is ordered of a request, in turn, what follows itself put together: (restored or not, first token, end)."""
     found: list[Any] = []
     for outputs in cell.outputs:
@@ -177,28 +170,24 @@ def test_holes_lie_before_and_between_stretches(names_of: Callable[..., ChunkNam
     ],
 )
 def test_holes_are_computed_and_stretches_restored_in_turn(
-    make_restoring_cell: MakeCell, orders: FindOrders, holes: list[int], spans: list[tuple[bool, int, int]]
+    make_restoring_cell: MakeCell, holes: list[int], spans: list[tuple[bool, int, int]]
 ) -> None:
     """What is behind the last stretch is computed with the rest of the prompt."""
     cell = make_restoring_cell()
     put_hidden_with_holes(cell, prompt(6), holes)
 
-    cell.submit(prompt(6))
-    cell.drain()
+    cell.serve(prompt(6))
 
-    cell.check_answers()
     last = spans[-1][2]
     expected = [(is_restored, start * CHUNK, end * CHUNK) for is_restored, start, end in spans]
-    assert planned(cell, orders) == [*expected, (False, last * CHUNK, 6 * CHUNK + 3)]
+    assert planned(cell) == [*expected, (False, last * CHUNK, 6 * CHUNK + 3)]
     assert hidden_pool(cell).leased == 0
     assert cell.state.requests == {}
-    fetched = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    fetched = orders_of(cell, FetchChunks)
     assert [order.depth for order in fetched] == [start for is_restored, start, _ in expected if is_restored]
 
 
-def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(make_restoring_cell: MakeCell) -> None:
     """Its fetch begins when the one before is over, whatever the worker has done by then."""
     cell = make_restoring_cell()
     put_hidden_with_holes(cell, prompt(4), [1])
@@ -210,32 +199,26 @@ def test_the_next_stretch_is_fetched_while_the_one_before_is_restored(
     assert run is not None
     assert (run.end, run.arrived, run.goal) == (4 * CHUNK, 2 * CHUNK, 4 * CHUNK)
     assert cell.state.requests[name].computed == 0
-    assert [order.depth for outputs in cell.outputs for order in orders(outputs, FetchChunks)] == [0, 2 * CHUNK]
-    assert planned(cell, orders) == [(True, 0, CHUNK), (False, CHUNK, 2 * CHUNK)]
+    assert [order.depth for order in orders_of(cell, FetchChunks)] == [0, 2 * CHUNK]
+    assert planned(cell) == [(True, 0, CHUNK), (False, CHUNK, 2 * CHUNK)]
     cell.drain()
-    cell.check_answers()
 
 
-def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_a_hole_that_is_longer_than_a_budget_takes_several_batches(make_restoring_cell: MakeCell) -> None:
     """Each computes as much as it may, and none goes past where hidden states go on."""
     cell = make_restoring_cell(max_batch_tokens=100)
     put_hidden_with_holes(cell, prompt(5), [1, 2, 3])
 
-    cell.submit(prompt(5))
-    cell.drain()
+    cell.serve(prompt(5))
 
-    cell.check_answers()
-    computed = [(start, end) for is_restored, start, end in planned(cell, orders) if not is_restored]
+    computed = [(start, end) for is_restored, start, end in planned(cell) if not is_restored]
     assert computed == [(64, 164), (164, 256), (320, 323)]
 
 
-def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell: MakeCell) -> None:
     """Two chunks are on the device, the third has no hidden states and no KV: the request is admitted at once."""
     cell = make_restoring_cell(disk_writes="off")
-    cell.submit(prompt(2))
-    cell.drain()
+    cell.serve(prompt(2))
     put_hidden_with_holes(cell, prompt(6), [2])
 
     name = cell.submit(prompt(6))
@@ -243,8 +226,7 @@ def test_a_prompt_that_goes_on_with_a_hole_computes_it_first(make_restoring_cell
     assert cell.admitted[-1].request_id == name
     assert present(cell.state.requests[name].hidden.run).goal == 6 * CHUNK
     cell.drain()
-    cell.check_answers()
-    assert planned(cell, orders)[-3:] == [
+    assert planned(cell)[-3:] == [
         (False, 2 * CHUNK, 3 * CHUNK),
         (True, 3 * CHUNK, 6 * CHUNK),
         (False, 6 * CHUNK, 6 * CHUNK + 3),
@@ -256,64 +238,55 @@ def test_the_kv_of_a_hole_is_shared_like_any_other(make_restoring_cell: MakeCell
     """A second request finds all of it on the device."""
     cell = make_restoring_cell()
     put_hidden_with_holes(cell, prompt(4), [1])
-    cell.submit(prompt(4))
-    cell.drain()
+    cell.serve(prompt(4))
 
     cell.submit(prompt(4, tail=5))
 
     assert cell.admitted[-1].device_tokens == 4 * CHUNK
     cell.drain()
-    cell.check_answers()
 
 
-def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_is_saved_begins_behind_the_last_stretch(make_restoring_cell: MakeCell) -> None:
     """A worker captures tokens in a row: what lies between two stretches is not among them."""
     cell = make_restoring_cell(disk_writes="through", min_prefetch_tokens=1)
     names = put_hidden_with_holes(cell, prompt(6), [1, 4, 5])
 
-    cell.submit(prompt(6), max_tokens=2)
-    cell.drain()
+    cell.serve(prompt(6), max_tokens=2)
 
-    (admitted,) = [order for outputs in cell.outputs for order in orders(outputs, AdmitRequest)]
+    (admitted,) = orders_of(cell, AdmitRequest)
     assert admitted.hidden_lease is not None
     assert admitted.hidden_lease.depth == 4 * CHUNK
     known = cell.state.storages["storage"].hidden.chunks
     assert [name in known for name in names] == [True, False, True, True, True, True]
-    cell.check_answers()
 
 
-def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell: MakeCell, orders: FindOrders) -> None:
+def test_where_computing_is_faster_no_stretch_is_fetched(make_restoring_cell: MakeCell) -> None:
     """The costs decide on stretches as on all else."""
     cell = make_restoring_cell(costs=SLOW_DISK)
     put_hidden_with_holes(cell, prompt(4), [1])
 
     cell.submit(prompt(4))
 
-    assert not [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    assert not orders_of(cell, FetchChunks)
     cell.drain()
-    cell.check_answers()
 
 
 @pytest.mark.parametrize("restoring", ["planned", HIDDEN])
 def test_kv_of_all_gives_way_to_hidden_states_with_a_hole_where_that_is_asked_for(
-    make_restoring_cell: MakeCell, orders: FindOrders, restoring: str
+    make_restoring_cell: MakeCell, restoring: str
 ) -> None:
     """Left to itself the planner fetches KV, for computing the hole costs more than all of its disk time."""
     cell = make_restoring_cell(restoring=restoring)
     put_on_disk(cell, prompt(4))
     put_hidden_with_holes(cell, prompt(4), [1])
 
-    cell.submit(prompt(4))
-    cell.drain()
+    cell.serve(prompt(4))
 
-    cell.check_answers()
-    fetched = [order.form for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    fetched = [order.form for order in orders_of(cell, FetchChunks)]
     assert fetched == (["kv"] if restoring == "planned" else [HIDDEN, HIDDEN])
 
 
-def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(
-    make_restoring_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(make_restoring_cell: MakeCell) -> None:
     """The first stretch is restored, the rest is computed in one go, and no page stays behind."""
     cell = make_restoring_cell()
     names = put_hidden_with_holes(cell, prompt(6), [1])
@@ -326,7 +299,6 @@ def test_a_chunk_of_a_later_stretch_that_is_gone_ends_the_run_there(
 
     cell.drain()
 
-    cell.check_answers()
     assert [(order.start, order.end) for order in restores(cell)] == [(0, CHUNK), (2 * CHUNK, 3 * CHUNK)]
     assert hidden_pool(cell).leased == 0
 
@@ -336,10 +308,8 @@ def test_a_later_stretch_of_which_nothing_comes_is_computed(make_restoring_cell:
     cell = make_restoring_cell()
     names = put_hidden_with_holes(cell, prompt(6), [1])
     del cell.hidden_disks["storage"].chunks[names[2]]
-    cell.submit(prompt(6))
-    cell.drain()
+    cell.serve(prompt(6))
 
-    cell.check_answers()
     assert [(order.start, order.end) for order in restores(cell)] == [(0, CHUNK)]
     assert hidden_pool(cell).leased == 0
 
@@ -355,13 +325,10 @@ def test_a_late_later_stretch_is_cut_off(make_restoring_cell: MakeCell, is_hole_
         worker_goes_on(cell)
         worker_goes_on(cell)
         assert cell.state.requests[name].computed == 2 * CHUNK
-    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
-
-    cell.fire(timer)
+    cell.fire(timer_of(cell, "fetch."))
 
     assert (cell.state.requests[name].hidden.run is None) == is_hole_computed
     cell.drain()
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == CHUNK
     assert (hidden_pool(cell).leased, cell.state.storages["storage"].fetching.late) == (0, 0)
 
@@ -376,12 +343,9 @@ def test_a_refused_chunk_of_a_later_stretch_costs_one_attempt(make_restoring_cel
     worker_goes_on(cell)
     assert cell.state.requests[name].computed == 2 * CHUNK
     bring(cell, 1)
-    assert cell.storages["storage"].hidden_pool is not None
-    for page in cell.storages["storage"].hidden_pool.memory.values():
-        page.is_corrupt = True
+    rot_hidden(cell)
     cell.drain()
 
-    cell.check_answers()
     assert cell.state.counters["restores_refused"] == 1
     assert cell.admitted[-1].cached_tokens == 2 * CHUNK
     assert hidden_pool(cell).leased == 0
@@ -415,7 +379,6 @@ def test_a_worker_that_is_lost_within_a_hole_gives_the_run_up(make_restoring_cel
     cell.add_worker("worker-1", pages=64)
     cell.drain()
 
-    cell.check_answers()
     assert hidden_pool(cell).leased == 0
 
 
@@ -424,10 +387,8 @@ def test_a_small_pool_brings_one_part_after_another(make_restoring_cell: MakeCel
     cell = make_restoring_cell(hidden_pages=4 * EACH)
     put_hidden_with_holes(cell, prompt(7), [3])
 
-    cell.submit(prompt(7))
-    cell.drain()
+    cell.serve(prompt(7))
 
-    cell.check_answers()
     assert cell.workers["worker-0"].restored_tokens == 6 * CHUNK
     assert hidden_pool(cell).leased == 0
 
@@ -463,7 +424,6 @@ def test_a_hole_that_cannot_be_computed_costs_an_attempt_and_no_page(make_restor
 
     cell.drain()
 
-    cell.check_answers()
     assert (cell.state.counters["chunks_failed"], cell.state.counters["hidden_runs"]) == (1, 2)
     assert cell.admitted[-1].cached_tokens == CHUNK
     assert cell.workers["worker-0"].restored_tokens == 5 * CHUNK
@@ -475,17 +435,14 @@ def test_what_the_turns_of_a_conversation_left_is_restored(make_restoring_cell: 
     cell = make_restoring_cell(disk_writes="through", lease_tokens=64)
     tokens = prompt(3, tail=30)
     for turn in range(5):
-        name = cell.submit(list(tokens), max_tokens=80, ignore_eos=True)
-        cell.drain()
+        name = cell.serve(list(tokens), max_tokens=80, ignore_eos=True)
         last, answer = list(tokens), cell.gateways["gateway"].tokens[name]
         tokens += answer + [20_000 + 200 * turn + place for place in range(112)]
     known = len(cell.state.storages["storage"].hidden.chunks)
     cell.feed(FlushCache(call_id="call", tiers=("device", "host")))
 
-    cell.submit(last, max_tokens=1)
-    cell.drain()
+    cell.serve(last, max_tokens=1)
 
-    cell.check_answers()
     whole = len(last) // CHUNK
     assert cell.state.counters["hidden_holes_passed"] == 4
     assert cell.workers["worker-0"].restored_tokens == (whole - 4) * CHUNK

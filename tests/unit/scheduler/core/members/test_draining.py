@@ -11,7 +11,7 @@ from shared.messages.storage_plans import BackupPages, SaveChunks
 from shared.messages.worker_events import WorkerDraining, WorkerLeft
 from shared.messages.worker_plans import AdmitRequest, AttachNeighbour, LeaveCell, PageLoad, PreemptRequest, RunBatch
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, set_heat, timer_of, worker_goes_on
 
 
 def start_drain(cell: CellModel, worker_id: str = "worker-0", grace_ms: int = 1_000) -> list[Any]:
@@ -23,17 +23,11 @@ def start_drain(cell: CellModel, worker_id: str = "worker-0", grace_ms: int = 1_
     return cell.outputs[-1]
 
 
-def drain_timer(cell: CellModel) -> str:
-    """The timer of the one drain under way."""
-    (name,) = [name for name in cell.timers if name.startswith("drain.")]
-    return name
-
-
 def hits(cell: CellModel, tier: str) -> int:
     return cell.state.counters.get(f"hit_tokens_{tier}", 0)
 
 
-def test_an_idle_worker_with_nothing_cached_leaves_at_once(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_an_idle_worker_with_nothing_cached_leaves_at_once(make_cell: MakeCell) -> None:
     """There is nothing to wait for."""
     cell = make_cell(workers=2, host_pages=20)
 
@@ -45,13 +39,10 @@ def test_an_idle_worker_with_nothing_cached_leaves_at_once(make_cell: MakeCell, 
     assert not cell.timers
 
 
-def test_a_prefix_that_only_the_leaving_worker_has_is_a_host_hit_afterwards(
-    make_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_a_prefix_that_only_the_leaving_worker_has_is_a_host_hit_afterwards(make_cell: MakeCell) -> None:
     """It is copied before the worker may leave, though nothing was short of room."""
     cell = make_cell(workers=1, host_pages=20)
-    cell.submit([1] * 16, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 16, max_tokens=1)
 
     outputs = start_drain(cell)
     assert orders(outputs, LeaveCell) == []
@@ -60,18 +51,15 @@ def test_a_prefix_that_only_the_leaving_worker_has_is_a_host_hit_afterwards(
     cell.drain()
     assert not cell.workers
     cell.add_worker("worker-1")
-    cell.submit([1] * 16 + [2], max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 16 + [2], max_tokens=1)
 
     assert hits(cell, "host") == 16
-    cell.check_answers()
 
 
-def test_what_another_worker_or_host_memory_has_is_not_copied(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_another_worker_or_host_memory_has_is_not_copied(make_cell: MakeCell) -> None:
     """Only what would be lost goes."""
     cell = make_cell(workers=2, pages=64, host_pages=40, host_writes="through")
-    cell.submit([1] * 16, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 16, max_tokens=1)
 
     outputs = start_drain(cell)
 
@@ -79,12 +67,11 @@ def test_what_another_worker_or_host_memory_has_is_not_copied(make_cell: MakeCel
     assert len(orders(outputs, LeaveCell)) == 1
 
 
-def test_the_hottest_goes_first_and_takes_the_place_of_colder_copies(make_cell: MakeCell, set_heat: SetHeat) -> None:
+def test_the_hottest_goes_first_and_takes_the_place_of_colder_copies(make_cell: MakeCell) -> None:
     """The host pool has room for one of three prefixes, and a colder one in it."""
     cell = make_cell(workers=1, pages=40, host_pages=4, host_writes="on_evict")
     for kind in (1, 2, 3):
-        cell.submit([kind] * 16, max_tokens=1)
-        cell.drain()
+        cell.serve([kind] * 16, max_tokens=1)
     for kind, frequency in ((1, 2), (2, 9), (3, 1)):
         set_heat(cell, [kind] * 16, frequency, 5)
 
@@ -92,27 +79,22 @@ def test_the_hottest_goes_first_and_takes_the_place_of_colder_copies(make_cell: 
     cell.drain()
     cell.add_worker("worker-1", pages=40)
     for kind in (1, 3, 2):
-        cell.submit([kind] * 16 + [7], max_tokens=1)
-        cell.drain()
+        cell.serve([kind] * 16 + [7], max_tokens=1)
 
     assert hits(cell, "host") == 16
     cell.submit([2] * 16 + [8], max_tokens=1)
     assert cell.admitted[-1].cached_tokens == 16
 
 
-def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(
-    make_cell: MakeCell, orders: FindOrders, set_heat: SetHeat
-) -> None:
+def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(make_cell: MakeCell) -> None:
     """Host memory is full of what another worker's requests use more; the disk takes the rest."""
     cell = make_cell(workers=1, page_size=64, pages=8, host_pages=1, disk_chunks=10, disk_writes="on_evict")
-    cell.submit([1] * 64 + [5], max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 64 + [5], max_tokens=1)
     start_drain(cell)
     cell.drain()
     cell.add_worker("worker-1", pages=8)
     set_heat(cell, [1] * 64, 9, 9)
-    cell.submit([2] * 64 + [5], max_tokens=1)
-    cell.drain()
+    cell.serve([2] * 64 + [5], max_tokens=1)
     set_heat(cell, [2] * 64, 1, 1)
 
     outputs = start_drain(cell, "worker-1")
@@ -126,22 +108,20 @@ def test_a_hotter_copy_stays_and_what_found_no_room_is_saved_below(
     assert cell.state.storages["storage"].disk.chunks
 
 
-def test_a_worker_with_no_storage_leaves_without_handing_over(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_worker_with_no_storage_leaves_without_handing_over(make_cell: MakeCell) -> None:
     """There is no place for what it holds."""
     cell = make_cell(workers=1)
-    cell.submit([1] * 16, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 16, max_tokens=1)
 
     outputs = start_drain(cell)
 
     assert len(orders(outputs, LeaveCell)) == 1
 
 
-def test_a_storage_that_is_late_is_not_waited_for(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_storage_that_is_late_is_not_waited_for(make_cell: MakeCell) -> None:
     """Its deadline ends the hand-over, long before the grace is over."""
     cell = make_cell(workers=1, host_pages=20)
-    cell.submit([1] * 16, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 16, max_tokens=1)
     start_drain(cell)
     (transfer_id,) = cell.state.transfers
 
@@ -150,7 +130,7 @@ def test_a_storage_that_is_late_is_not_waited_for(make_cell: MakeCell, orders: F
     assert len(orders(cell.outputs[-1], LeaveCell)) == 1
 
 
-def test_waiting_requests_move_and_new_ones_go_elsewhere(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_waiting_requests_move_and_new_ones_go_elsewhere(make_cell: MakeCell) -> None:
     """What runs goes on where it is, with its pages and its leases."""
     cell = make_cell(workers=2, pages=64, max_running=1)
     names = [cell.submit([number] * 10, max_tokens=12, ignore_eos=True) for number in range(6)]
@@ -166,10 +146,9 @@ def test_waiting_requests_move_and_new_ones_go_elsewhere(make_cell: MakeCell, or
     assert list(cell.workers) == ["worker-1"]
     assert "requests_resumed" not in cell.state.counters
     assert set(cell.gateways["gateway"].ended.values()) == {"finished"}
-    cell.check_answers()
 
 
-def test_what_still_runs_late_in_the_grace_starts_again_elsewhere(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_still_runs_late_in_the_grace_starts_again_elsewhere(make_cell: MakeCell) -> None:
     """It is preempted, so that its gateway is asked nothing, and not one token changes."""
     cell = make_cell(workers=2, pages=64)
     name = cell.submit([1] * 10, max_tokens=30, ignore_eos=True)
@@ -178,25 +157,24 @@ def test_what_still_runs_late_in_the_grace_starts_again_elsewhere(make_cell: Mak
     assert cell.state.requests[name].worker_id == "worker-0"
     start_drain(cell)
 
-    cell.fire(drain_timer(cell))
+    cell.fire(timer_of(cell, "drain."))
 
     assert len(orders(cell.outputs[-1], PreemptRequest)) == 1
     cell.drain()
     assert list(cell.workers) == ["worker-1"]
     assert "resumes_needed" not in cell.state.counters
     assert cell.gateways["gateway"].ended == {name: "finished"}
-    cell.check_answers()
 
 
-def test_a_worker_that_does_not_come_to_an_end_is_let_go(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_worker_that_does_not_come_to_an_end_is_let_go(make_cell: MakeCell) -> None:
     """After all of the grace; what it runs goes on elsewhere, as after a loss."""
     cell = make_cell(workers=2, pages=64)
     name = cell.submit([1] * 10, max_tokens=30, ignore_eos=True)
     for _ in range(6):
         cell.round()
     start_drain(cell)
-    cell.fire(drain_timer(cell))
-    cell.fire(drain_timer(cell))
+    cell.fire(timer_of(cell, "drain."))
+    cell.fire(timer_of(cell, "drain."))
     assert len(orders(cell.outputs[-1], LeaveCell)) == 1
     assert cell.state.counters["drains_cut_short"] == 1
 
@@ -206,7 +184,6 @@ def test_a_worker_that_does_not_come_to_an_end_is_let_go(make_cell: MakeCell, or
 
     assert cell.state.counters["requests_resumed"] == 1
     assert cell.gateways["gateway"].ended == {name: "finished"}
-    cell.check_answers()
 
 
 def test_requests_wait_while_the_only_worker_drains(make_cell: MakeCell) -> None:
@@ -224,14 +201,12 @@ def test_requests_wait_while_the_only_worker_drains(make_cell: MakeCell) -> None
     cell.drain()
 
     assert cell.gateways["gateway"].ended == dict.fromkeys((first, second, third), "finished")
-    cell.check_answers()
 
 
 def test_a_worker_that_dies_while_it_drains_is_lost(make_cell: MakeCell) -> None:
     """Its requests resume, its timer goes, and what was being handed over is free again."""
     cell = make_cell(workers=2, pages=64, host_pages=40)
-    cell.submit([5] * 16, max_tokens=1)
-    cell.drain()
+    cell.serve([5] * 16, max_tokens=1)
     name = cell.submit([1] * 10, max_tokens=30, ignore_eos=True)
     for _ in range(4):
         cell.round()
@@ -243,14 +218,12 @@ def test_a_worker_that_dies_while_it_drains_is_lost(make_cell: MakeCell) -> None
     assert not [timer for timer in cell.timers if timer.startswith("drain.")]
     cell.drain()
     assert cell.gateways["gateway"].ended[name] == "finished"
-    cell.check_answers()
 
 
-def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell: MakeCell) -> None:
     """CUDA memory goes with the process that made it; and after that nobody begins to read."""
     cell = make_cell(workers=2, pages=64)
-    cell.submit([1] * 16, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 16, max_tokens=1)
     holder = next(iter(cell.state.tree.nodes[max(cell.state.tree.nodes)].device))
     other = next(name for name in cell.workers if name != holder)
     cell.workers[holder].drain(1_000)
@@ -262,13 +235,9 @@ def test_a_worker_waits_for_neighbours_that_read_from_it(make_cell: MakeCell, or
     (batch,) = [batch for batch in orders(cell.outputs[-1], RunBatch) if batch.loads]
     assert all(isinstance(load, PageLoad) and load.neighbour_id == holder for load in batch.loads)
     for _ in range(60):
-        cell.workers[holder].step()
-        while cell.deliver(cell.workers[holder]):
-            pass
+        worker_goes_on(cell, holder)
     assert not orders([output for outputs in cell.outputs for output in outputs], LeaveCell)
-    cell.workers[other].step()
-    while cell.deliver(cell.workers[other]):
-        pass
+    worker_goes_on(cell, other)
     assert len(orders([output for outputs in cell.outputs for output in outputs], LeaveCell)) == 1
     assert cell.state.workers[other].moves.neighbours == {holder: False}
     cell.add_worker("newcomer", pages=64)
@@ -305,9 +274,7 @@ def test_a_drain_follows_its_table() -> None:
 
 
 @pytest.mark.parametrize("incarnation", [None, "another"])
-def test_a_repeated_or_foreign_message_changes_nothing(
-    make_cell: MakeCell, orders: FindOrders, incarnation: str | None
-) -> None:
+def test_a_repeated_or_foreign_message_changes_nothing(make_cell: MakeCell, incarnation: str | None) -> None:
     """One drain is begun, by the incarnation that asked."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([1] * 10, max_tokens=30, ignore_eos=True)

@@ -11,7 +11,7 @@ from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, Deta
 from shared.messages.worker_events import WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AttachHostPool, Dismiss, WorkerPlan
 from tests.stateful.cell_model import MODEL, CellModel, geometry
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, host_pool, orders
 
 
 def join(
@@ -44,7 +44,7 @@ def test_a_worker_that_cannot_serve_here_is_dismissed(make_cell: MakeCell, diffe
     assert list(cell.state.workers) == ["worker-0"]
 
 
-def test_pools_are_introduced_in_order(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_pools_are_introduced_in_order(make_cell: MakeCell) -> None:
     """The storage makes its pool once and maps each device; a worker gets the host pool once it exists."""
     cell = make_cell(workers=0)
     cell.add_storage("storage")
@@ -73,7 +73,7 @@ def test_a_storage_of_another_node_is_not_introduced(make_cell: MakeCell) -> Non
 
 
 @pytest.mark.parametrize("is_graceful", [True, False])
-def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell: MakeCell, orders: FindOrders, is_graceful: bool) -> None:
+def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell: MakeCell, is_graceful: bool) -> None:
     """Waiting ones move, running ones resume after the tokens that their gateway has, and tokens never change."""
     cell = make_cell(workers=2, pages=64, max_running=1, host_pages=20)
     names = [cell.submit([number] * 10, max_tokens=12, ignore_eos=True) for number in range(4)]
@@ -94,7 +94,6 @@ def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell: MakeCell, orders: 
     assert orders(outputs, ResumeNeeded)[0].attempt == 2
     assert len(orders(outputs, DetachDevicePool)) == 1
     cell.drain()
-    cell.check_answers()
     gateway = cell.gateways["gateway"]
     assert gateway.ended == dict.fromkeys(gateway.ended, "finished")
     assert sorted(gateway.ended) == sorted(names)
@@ -118,7 +117,6 @@ def test_a_new_incarnation_means_the_old_one_is_lost(make_cell: MakeCell) -> Non
 
     assert cell.state.counters["stale_inputs"] > stale
     cell.drain()
-    cell.check_answers()
     assert cell.gateways["gateway"].ended == {name: "finished"}
 
 
@@ -126,8 +124,7 @@ def test_the_cache_of_other_workers_survives(make_cell: MakeCell) -> None:
     """Only what the lost worker alone held is gone."""
     cell = make_cell(workers=2, pages=64)
     cell.submit([1] * 20, max_tokens=1, request_id="a")
-    cell.submit([2] * 20, max_tokens=1, request_id="b")
-    cell.drain()
+    cell.serve([2] * 20, max_tokens=1, request_id="b")
 
     cell.lose_worker("worker-0")
 
@@ -139,11 +136,9 @@ def test_the_last_worker_gone_another_model_may_be_served(make_cell: MakeCell) -
     """Requests that wait are of the old model and are told; pages of another geometry are gone."""
     cell = make_cell(host_pages=30, pages=12)
     for number in range(2):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     cell.lose_worker("worker-0")
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.cached > 0
+    assert host_pool(cell).cached > 0
     name = cell.submit([3] * 4)
     cell.known_workers["stranger", "x"] = type("Sink", (), {"receive": staticmethod(lambda plan: None)})()
 

@@ -38,7 +38,6 @@ def test_the_next_attempt_starts_after_what_the_gateway_has(orphan: CellModel) -
     orphan.answer_resume("gateway")
     orphan.add_worker("worker-0", pages=64)
     orphan.drain()
-    orphan.check_answers()
 
     assert unpack_int32(orphan.admitted[-1].tokens) == [1] * 8 + received
     assert orphan.admitted[-1].prompt_tokens == 8
@@ -97,15 +96,13 @@ def reopen(cell: CellModel, *, keep: int) -> SubmitRequest:
 def test_a_request_whose_end_was_lost_begins_again(make_cell: MakeCell, keep: int) -> None:
     """What a dead worker said last reached nobody: the answer goes on behind what did, as another attempt."""
     cell = make_cell(pages=64)
-    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
-    cell.drain()
+    cell.serve([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
     submitted = reopen(cell, keep=keep)
 
     outputs = cell.feed(ReclaimRequest(submit=submitted))
     assert [output.word for output in outputs if hasattr(output, "word")] == [ResumeNeeded(request_id="a", attempt=2)]
     cell.answer_resume("gateway")
     cell.drain()
-    cell.check_answers()
 
     assert len(cell.gateways["gateway"].tokens["a"]) == 6
     assert unpack_int32(cell.admitted[-1].tokens)[8:] == cell.gateways["gateway"].tokens["a"][:keep]
@@ -115,8 +112,7 @@ def test_a_request_whose_end_was_lost_begins_again(make_cell: MakeCell, keep: in
 def test_a_reclaimed_request_may_have_been_answered_meanwhile(make_cell: MakeCell) -> None:
     """Its gateway says so instead of where to go on, and nothing is computed."""
     cell = make_cell(pages=64)
-    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
-    cell.drain()
+    cell.serve([1] * 8, max_tokens=6, ignore_eos=True, request_id="a")
     admitted = len(cell.admitted)
 
     cell.feed(ReclaimRequest(submit=cell.submitted["a"]))
@@ -143,8 +139,7 @@ def test_what_is_under_way_is_not_begun_again(make_cell: MakeCell) -> None:
 def test_a_reclaimed_request_keeps_its_deadline(make_cell: MakeCell) -> None:
     """What was left of it when the gateway asked."""
     cell = make_cell(pages=64)
-    cell.submit([1] * 8, max_tokens=6, ignore_eos=True, request_id="a", deadline_ms=60_000)
-    cell.drain()
+    cell.serve([1] * 8, max_tokens=6, ignore_eos=True, request_id="a", deadline_ms=60_000)
     submitted = msgspec.structs.replace(reopen(cell, keep=2), deadline_ms=500)
 
     cell.feed(ReclaimRequest(submit=submitted))

@@ -5,15 +5,14 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders
 
 
-def test_a_lost_storage_takes_its_copies_along(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_lost_storage_takes_its_copies_along(make_cell: MakeCell) -> None:
     """Its residency vanishes and workers unmap it; on return it starts empty."""
     cell = make_cell(pages=12, host_pages=60)
     for number in range(3):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
 
     cell.lose_storage("storage")
 
@@ -25,7 +24,7 @@ def test_a_lost_storage_takes_its_copies_along(make_cell: MakeCell, orders: Find
     assert sorted(cell.workers["worker-0"].hosts) == ["storage"]
 
 
-def test_a_pool_that_could_not_be_made_is_done_without(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_pool_that_could_not_be_made_is_done_without(make_cell: MakeCell) -> None:
     """The cell serves from the device alone."""
     cell = make_cell()
     storage = cell.add_storage("storage")
@@ -42,7 +41,7 @@ def test_a_pool_that_could_not_be_made_is_done_without(make_cell: MakeCell, orde
     assert list(cell.gateways["gateway"].ended.values()) == ["finished"]
 
 
-def test_the_host_tier_can_be_switched(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_the_host_tier_can_be_switched(make_cell: MakeCell) -> None:
     """Off, no pool is asked for and none used; on, the pool is made."""
     cell = make_cell(host_tier=False, host_pages=60, pages=12)
     assert cell.storages["storage"].pool is None
@@ -52,8 +51,7 @@ def test_the_host_tier_can_be_switched(make_cell: MakeCell, orders: FindOrders) 
     assert len(orders(outputs, CreateHostPool)) == 1
     cell.drain()
     for number in range(2):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     assert cell.state.counters["backups_done"] > 0
     (pool,) = (storage.pool for storage in cell.state.storages.values())
     assert pool is not None

@@ -17,7 +17,7 @@ from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_events import WorkerDraining
 from shared.messages.worker_plans import LeaveCell, RunBatch
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, worker_goes_on
 
 PROMPTS = 12
 
@@ -33,8 +33,7 @@ def filled(make_cell: MakeCell, **options: int) -> CellModel:
     """A cell whose first worker has answered some prompts that share nothing."""
     cell = make_cell(pages=200, **options)
     for number in range(PROMPTS):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     return cell
 
 
@@ -73,16 +72,13 @@ def test_a_request_reuses_nothing_of_a_lost_device(make_cell: MakeCell) -> None:
 
     cell.submit([3] * 40, max_tokens=1)
     for _ in range(10):
-        cell.workers["worker-1"].step()
-        while cell.deliver(cell.workers["worker-1"]):
-            pass
+        worker_goes_on(cell, "worker-1")
 
     assert cell.admitted[-1].cached_tokens == 0
     assert list(match[0].device) == ["worker-0", "worker-1"]
     steps_until_struck(cell)
     assert list(match[0].device) == ["worker-1"]
     assert len(cell.state.tree.nodes) == 2  # The root and this one.
-    cell.check_answers()
 
 
 def test_a_worker_that_comes_back_meanwhile_waits_for_its_name(make_cell: MakeCell) -> None:
@@ -97,9 +93,7 @@ def test_a_worker_that_comes_back_meanwhile_waits_for_its_name(make_cell: MakeCe
     steps_until_struck(cell)
     assert cell.state.workers["worker-0"].incarnation == again.incarnation
     assert not cell.state.arriving
-    cell.submit([3] * 40, max_tokens=1)
-    cell.drain()
-    cell.check_answers()
+    cell.serve([3] * 40, max_tokens=1)
 
 
 def test_a_worker_that_is_lost_again_while_it_waits_is_forgotten(make_cell: MakeCell) -> None:
@@ -117,7 +111,7 @@ def test_a_worker_that_is_lost_again_while_it_waits_is_forgotten(make_cell: Make
     assert not cell.state.workers
 
 
-def test_a_worker_that_is_to_end_while_it_waits_may_leave_at_once(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_worker_that_is_to_end_while_it_waits_may_leave_at_once(make_cell: MakeCell) -> None:
     """It was never let in and holds nothing."""
     cell = filled(make_cell)
     again = cell.add_worker("worker-0", pages=200)
@@ -132,8 +126,7 @@ def test_two_losses_at_once_are_struck_one_after_the_other(make_cell: MakeCell) 
     """A node that only lost pools name goes when the first of them is struck."""
     cell = make_cell(pages=24, host_pages=300, workers=2)
     for number in range(PROMPTS):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
 
     cell.lose_worker("worker-0")
     cell.lose_storage("storage")
@@ -144,12 +137,11 @@ def test_two_losses_at_once_are_struck_one_after_the_other(make_cell: MakeCell) 
     assert not cell.state.tree.nodes
 
 
-def test_a_storage_gets_its_next_pool_when_the_last_was_struck(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_storage_gets_its_next_pool_when_the_last_was_struck(make_cell: MakeCell) -> None:
     """It joins at once, for its disk is of use; nothing is loaded from what it had."""
     cell = make_cell(pages=12, host_pages=300)
     for number in range(PROMPTS):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     cell.lose_storage("storage")
     assert "host/storage" in cell.state.lost
     joined = cell.seq
@@ -165,15 +157,13 @@ def test_a_storage_gets_its_next_pool_when_the_last_was_struck(make_cell: MakeCe
     assert len(orders(cell.outputs[-1], CreateHostPool)) == 1
     cell.drain()
     assert [pool.total for pool in status(cell.state, "x").pools if pool.tier == "host"] == [300]
-    cell.check_answers()
 
 
 def test_a_first_worker_of_another_geometry_waits_until_the_tree_is_empty(make_cell: MakeCell) -> None:
     """Nodes of pages of another size cannot be told apart by page."""
     cell = make_cell(pages=12, host_pages=300)
     for number in range(PROMPTS):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     cell.lose_worker("worker-0")
     steps_until_struck(cell)
     assert cell.state.tree.nodes
@@ -195,8 +185,7 @@ def test_copies_below_a_node_that_is_gone_are_removed_in_slices(
     monkeypatch.setattr(residency, "MOST_PRUNED", 2)
     cell = make_cell(pages=40, host_pages=300)
     for number in range(PROMPTS):
-        cell.submit([7] * 16 + [number] * 24, max_tokens=1)
-        cell.drain()
+        cell.serve([7] * 16 + [number] * 24, max_tokens=1)
     state = cell.state
     storage, worker = state.storages["storage"], state.workers["worker-0"]
     (top,) = [node for node in state.tree.nodes.values() if len(node.child_ids) == PROMPTS]

@@ -1,28 +1,23 @@
 """Batches."""
 
 from shared.messages.worker_events import DeviceFacts
-from shared.messages.worker_plans import RunBatch, WorkerPlan
+from shared.messages.worker_plans import RunBatch
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
-
-
-def batches(cell: CellModel) -> list[RunBatch]:
-    """Every batch sent so far."""
-    plans = [output for outputs in cell.outputs for output in outputs if isinstance(output, WorkerPlan)]
-    return [plan.order for plan in plans if isinstance(plan.order, RunBatch)]
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of
 
 
 def spans(cell: CellModel) -> list[list[tuple[str, int, int]]]:
     """Each batch as (request, start, end) triples."""
-    return [[(chunk.request_id, chunk.start, chunk.end) for chunk in batch.chunks] for batch in batches(cell)]
+    return [
+        [(chunk.request_id, chunk.start, chunk.end) for chunk in batch.chunks] for batch in orders_of(cell, RunBatch)
+    ]
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_others_fill_the_rest(make_cell: MakeCell) -> None:
     """Started prompts go on first; new ones take what is left of the budget."""
     cell = make_cell(max_batch_tokens=10, batches_ahead=1)
     cell.submit([1] * 25, request_id="long")
-    cell.submit([2] * 12, request_id="short")
-    cell.drain()
+    cell.serve([2] * 12, request_id="short")
 
     assert spans(cell) == [
         [("long", 0, 10)],
@@ -60,8 +55,7 @@ def test_no_more_than_max_running_run(make_cell: MakeCell) -> None:
 def test_bounds_that_are_left_to_devices_are_theirs(make_cell: MakeCell) -> None:
     """As each said when it joined; one that said nothing has the usual ones."""
     cell = make_cell(max_running=0, max_batch_tokens=0, batches_ahead=1)
-    cell.submit([1] * 25, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 25, max_tokens=1)
     cell.state.workers["worker-0"].device = DeviceFacts(kind="cuda", max_batch_tokens=10, max_running=2)
     for number in range(2, 7):
         cell.submit([number] * 14, max_tokens=3)
@@ -79,8 +73,7 @@ def test_a_setting_of_the_cell_wins_over_devices(make_cell: MakeCell) -> None:
     """Whatever they said."""
     cell = make_cell(max_batch_tokens=7, batches_ahead=1)
     cell.state.workers["worker-0"].device = DeviceFacts(kind="cuda", max_batch_tokens=10, max_running=2)
-    cell.submit([1] * 25, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 25, max_tokens=1)
 
     assert [sum(end - start for _, start, end in batch) for batch in spans(cell)] == [7, 7, 7, 4]
 
@@ -97,16 +90,13 @@ def test_computed_pages_are_shared_before_their_request_ends(make_cell: MakeCell
 
     assert cell.admitted[1].cached_tokens == 20
     cell.drain()
-    cell.check_answers()
 
 
 def test_equal_prompts_in_one_batch_keep_their_own_pages(make_cell: MakeCell) -> None:
     """Both compute; the tree keeps one copy and the other's pages return at its end."""
     cell = make_cell(pages=64)
     cell.submit(list(range(20)), max_tokens=4, seed=1)
-    cell.submit(list(range(20)), max_tokens=4, seed=2)
-    cell.drain()
-    cell.check_answers()
+    cell.serve(list(range(20)), max_tokens=4, seed=2)
 
     assert [order.cached_tokens for order in cell.admitted] == [0, 0]
     assert cell.state.workers["worker-0"].pool.leased == 0

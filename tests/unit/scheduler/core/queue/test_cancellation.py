@@ -5,7 +5,7 @@ import pytest
 from shared.messages.cell_events import GatewayLost
 from shared.messages.requests import CancelRequest
 from shared.messages.worker_plans import AbortRequest
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders
 
 
 def test_a_waiting_request_is_dropped(make_cell: MakeCell) -> None:
@@ -18,7 +18,7 @@ def test_a_waiting_request_is_dropped(make_cell: MakeCell) -> None:
     assert cell.state.queued == cell.state.queued_tokens == 0
 
 
-def test_a_running_request_keeps_its_pages_until_the_worker_answers(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_running_request_keeps_its_pages_until_the_worker_answers(make_cell: MakeCell) -> None:
     """Abort first, free later."""
     cell = make_cell()
     name = cell.submit([1, 2, 3], max_tokens=20, ignore_eos=True)
@@ -43,9 +43,7 @@ def test_only_its_own_gateway_cancels_a_request(make_cell: MakeCell) -> None:
 
 
 @pytest.mark.parametrize(("is_running", "code"), [(False, "deadline_exceeded"), (True, "finished")])
-def test_a_deadline_ends_a_request_wherever_it_is(
-    make_cell: MakeCell, orders: FindOrders, is_running: bool, code: str
-) -> None:
+def test_a_deadline_ends_a_request_wherever_it_is(make_cell: MakeCell, is_running: bool, code: str) -> None:
     """In the queue it fails; at a worker it is aborted with reason deadline."""
     cell = make_cell(workers=1 if is_running else 0)
     name = cell.submit([1, 2, 3], max_tokens=20, deadline_ms=50, ignore_eos=True)

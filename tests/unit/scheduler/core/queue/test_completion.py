@@ -10,7 +10,7 @@ from shared.messages.base import pack_int32
 from shared.messages.worker_events import BatchDone, FinishedToo, RequestFinished
 from shared.messages.worker_plans import PreemptRequest, RunBatch
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders
 
 
 def finish(cell: CellModel, name: str, output: list[int], reason: Any = "stop") -> RequestFinished:
@@ -25,7 +25,7 @@ def finish(cell: CellModel, name: str, output: list[int], reason: Any = "stop") 
     )
 
 
-def test_one_message_tells_of_several_ends(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_one_message_tells_of_several_ends(make_cell: MakeCell) -> None:
     """Each is over; what is stale among them is counted, and those who wait get all the places in one batch."""
     cell = make_cell(max_running=2)
     for name in ("a", "b", "c", "d"):
@@ -47,8 +47,7 @@ def test_one_message_tells_of_several_ends(make_cell: MakeCell, orders: FindOrde
 def test_prompt_and_output_are_cached_but_the_last_token(make_cell: MakeCell) -> None:
     """KV of the last sampled token was never computed."""
     cell = make_cell(page_size=1)
-    cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
-    cell.drain()
+    cell.serve([1, 2, 3], max_tokens=4, ignore_eos=True)
 
     assert cell.state.workers["worker-0"].pool.cached == 3 + 3
 
@@ -56,13 +55,10 @@ def test_prompt_and_output_are_cached_but_the_last_token(make_cell: MakeCell) ->
 def test_a_next_turn_finds_the_last_answer(make_cell: MakeCell) -> None:
     """A conversation's prompt contains the answer before; its pages are reused."""
     cell = make_cell(page_size=1)
-    cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True, request_id="a")
-    cell.drain()
+    cell.serve([1, 2, 3], max_tokens=4, ignore_eos=True, request_id="a")
     answer = cell.gateways["gateway"].tokens["a"]
 
-    cell.submit([1, 2, 3, *answer, 50])
-    cell.drain()
-    cell.check_answers()
+    cell.serve([1, 2, 3, *answer, 50])
 
     assert cell.admitted[1].cached_tokens == 6
 
@@ -97,13 +93,12 @@ def test_a_batch_may_be_answered_after_the_end_of_its_request(make_cell: MakeCel
     assert cell.state.workers["worker-0"].pool.cached == cached
 
 
-def test_a_failed_chunk_starts_its_request_again(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_failed_chunk_starts_its_request_again(make_cell: MakeCell) -> None:
     """The attempt is preempted and a new one planned; chunks sent meanwhile cannot count."""
     cell = make_cell(max_batch_tokens=4, batches_ahead=3)
     cell.submit([1] * 12, request_id="a")
     cell.workers["worker-0"].fail_next_chunk_of = "a"
     cell.drain()
-    cell.check_answers()
 
     assert [order.attempt for order in cell.admitted] == [1, 2]
     assert sum(len(orders(outputs, PreemptRequest)) for outputs in cell.outputs) == 1
@@ -128,8 +123,7 @@ def test_eviction_policies_hear_how_long_each_answer_is(make_cell: MakeCell) -> 
     """Those of the device and of its node's host pool, of the request that the tokens were computed for."""
     cell = make_cell(policy="thermocline", page_size=1, pages=64, host_pages=64, host_writes="through")
     cell.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
-    cell.submit([7, 8, 9, 10], max_tokens=30, ignore_eos=True)
-    cell.drain()
+    cell.serve([7, 8, 9, 10], max_tokens=30, ignore_eos=True)
 
     assert len(cell.state.orders) == 2
     for order in cell.state.orders.values():

@@ -8,7 +8,7 @@ from services.scheduler.core import status
 from services.scheduler.core.request import Request
 from shared.messages.cell_events import FlushCache, GatewayLost
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, timer_of
 from tests.unit.scheduler.core.fetching import PAGE, prompt, put_on_disk
 
 NAME = "it"
@@ -60,8 +60,7 @@ def prefetching(make_cell: MakeCell) -> CellModel:
 def loading(make_cell: MakeCell) -> CellModel:
     """Its batch loads its prefix from host memory."""
     cell = make_cell(pages=40, host_pages=60, host_writes="through")
-    cell.submit(list(range(40)), max_tokens=1)
-    cell.drain()
+    cell.serve(list(range(40)), max_tokens=1)
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
     ask(cell, [*range(40), 7])
     assert cell.state.workers["worker-0"].work.batches[0].loads
@@ -108,7 +107,7 @@ def moving(make_cell: MakeCell) -> CellModel:
     worker.drain(1_000)
     while cell.deliver(worker):
         pass
-    cell.fire(next(name for name in cell.timers if name.startswith("drain.")))
+    cell.fire(timer_of(cell, "drain."))
     assert request(cell).state.value == "preempting"
     return cell
 

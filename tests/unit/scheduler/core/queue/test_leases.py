@@ -4,7 +4,7 @@ from services.scheduler.core.step import Output
 from shared.messages.worker_events import LeaseRequested, LeaseWanted
 from shared.messages.worker_plans import ExtendLease, PreemptRequest
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of
 
 
 def ask(
@@ -24,7 +24,7 @@ def ask(
     )
 
 
-def test_leases_grow_with_the_answer_up_to_a_bound(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_leases_grow_with_the_answer_up_to_a_bound(make_cell: MakeCell) -> None:
     """Each reaches twice of what is generated beyond it, and eight times the least at the most."""
     cell = make_cell(lease_tokens=4, pages=1024, page_size=4)
     cell.submit([1] * 4, max_tokens=500, request_id="a")
@@ -40,7 +40,7 @@ def test_leases_grow_with_the_answer_up_to_a_bound(make_cell: MakeCell, orders: 
     assert [sum(granted[: index + 1]) + 3 for index in range(3)] == [(4 + 8 + 16) // 4, (4 + 24 + 32) // 4, 27]
 
 
-def test_leases_do_not_grow_where_half_of_the_pool_is_in_use(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_leases_do_not_grow_where_half_of_the_pool_is_in_use(make_cell: MakeCell) -> None:
     """What a lease holds unused must not be missing to those who run."""
     cell = make_cell(lease_tokens=4, pages=32, page_size=4)
     cell.submit([1] * 64, max_tokens=40, request_id="a")
@@ -50,7 +50,7 @@ def test_leases_do_not_grow_where_half_of_the_pool_is_in_use(make_cell: MakeCell
     assert len(order.pages) // 4 == 1  # 64 + 8 + 4 tokens, where the first lease has reached 64 + 8.
 
 
-def test_one_message_asks_for_several_requests(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_one_message_asks_for_several_requests(make_cell: MakeCell) -> None:
     """All are granted; of them, what is stale gives nothing and keeps nobody from his pages."""
     cell = make_cell(lease_tokens=4)
     for name in ("a", "b"):
@@ -66,7 +66,7 @@ def test_one_message_asks_for_several_requests(make_cell: MakeCell, orders: Find
     assert cell.state.counters["stale_inputs"] == 1
 
 
-def test_a_lease_is_extended_up_to_the_longest_answer(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_lease_is_extended_up_to_the_longest_answer(make_cell: MakeCell) -> None:
     """Each grant reaches a lease beyond what is generated, and never beyond max_tokens."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=13, request_id="a")
@@ -79,7 +79,7 @@ def test_a_lease_is_extended_up_to_the_longest_answer(make_cell: MakeCell, order
     assert orders(ask(cell, "a", 6), ExtendLease) == []
 
 
-def test_an_old_lease_request_is_stale(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_an_old_lease_request_is_stale(make_cell: MakeCell) -> None:
     """What was asked earlier than the last grant, or by an earlier attempt, gives nothing."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
@@ -89,7 +89,7 @@ def test_an_old_lease_request_is_stale(make_cell: MakeCell, orders: FindOrders) 
     assert orders(ask(cell, "a", 5, attempt=2), ExtendLease) == []
 
 
-def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell: MakeCell) -> None:
     """It may want more room than a lease; not answering could leave it waiting for good."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
@@ -98,7 +98,7 @@ def test_a_worker_that_asks_again_before_it_went_on_gets_more(make_cell: MakeCel
     assert len(orders(ask(cell, "a", 4), ExtendLease)) == 1
 
 
-def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell: MakeCell) -> None:
     """It will not ask again before it used it, so an early request must not come to nothing."""
     cell = make_cell(lease_tokens=4)
     cell.submit([1] * 4, max_tokens=50, request_id="a")
@@ -106,15 +106,14 @@ def test_a_worker_that_asks_early_gets_a_page_at_least(make_cell: MakeCell, orde
     assert len(orders(ask(cell, "a", 0), ExtendLease)) == 1
 
 
-def test_the_latest_arrival_yields_its_pages(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_the_latest_arrival_yields_its_pages(make_cell: MakeCell) -> None:
     """When nothing can be evicted, the request that came last is preempted, and starts again later."""
     cell = make_cell(pages=8, lease_tokens=4)
     for name in ("a", "b"):
         cell.submit([ord(name)] * 4, max_tokens=16, request_id=name, ignore_eos=True)
     cell.drain()
-    cell.check_answers()
 
-    preempted = [order.request_id for outputs in cell.outputs for order in orders(outputs, PreemptRequest)]
+    preempted = [order.request_id for order in orders_of(cell, PreemptRequest)]
     assert preempted
     assert all(name == "b" for name in preempted)
     assert cell.gateways["gateway"].ended == {"a": "finished", "b": "finished"}
@@ -132,11 +131,10 @@ def test_a_preempted_request_keeps_its_place(make_cell: MakeCell) -> None:
     assert started.index(("b", 2)) < started.index(("c", 1))
 
 
-def test_cached_pages_go_before_anybody_is_preempted(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_cached_pages_go_before_anybody_is_preempted(make_cell: MakeCell) -> None:
     """Eviction is tried first."""
     cell = make_cell(pages=12, lease_tokens=4)
-    cell.submit([9] * 20, max_tokens=1)
-    cell.drain()
+    cell.serve([9] * 20, max_tokens=1)
     for name in ("a", "b"):
         cell.submit([ord(name)] * 4, max_tokens=12, request_id=name, ignore_eos=True)
     cell.drain()
@@ -150,7 +148,6 @@ def test_a_request_alone_always_finishes(make_cell: MakeCell) -> None:
     for page_size in (1, 4):
         cell = make_cell(pages=20 // page_size, page_size=page_size, lease_tokens=1)
         for number in range(3):
-            cell.submit([number] * 8, max_tokens=12, ignore_eos=True)
-            cell.drain()
+            cell.serve([number] * 8, max_tokens=12, ignore_eos=True)
 
         assert len(cell.gateways["gateway"].ended) == 3

@@ -71,11 +71,9 @@ def test_waiting_requests_move_when_a_worker_joins(make_cell: MakeCell) -> None:
 def test_host_copies_count_for_part_of_their_worth(make_cell: MakeCell) -> None:
     """A worker whose node has the prefix in host memory beats one that has it nowhere."""
     cell = make_cell(pages=14, host_pages=40)
-    cell.submit(list(range(40)))
-    cell.drain()
+    cell.serve(list(range(40)))
     for number in range(2):
-        cell.submit([100 + number] * 40)
-        cell.drain()
+        cell.serve([100 + number] * 40)
     cell.add_worker("elsewhere", node="node-2", pages=14)
 
     cell.submit([*range(40), 7], request_id="again")
@@ -149,7 +147,6 @@ def test_an_idle_worker_takes_over_what_waits_elsewhere(make_cell: MakeCell) -> 
     assert list(before.values()).count("worker-0") >= 3
 
     cell.drain()
-    cell.check_answers()
 
     assert cell.state.counters["requests_stolen"] >= 1
     assert cell.gateways["gateway"].ended == dict.fromkeys(before, "finished")
@@ -159,8 +156,7 @@ def test_a_request_is_not_moved_to_where_it_would_end_later(make_cell: MakeCell)
     """An idle worker leaves alone what finds its long prefix where it waits."""
     cell = make_cell(workers=0, max_running=1)
     cell.add_worker("worker-0", pages=256)
-    cell.submit([1] * 400, request_id="first", max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 400, request_id="first", max_tokens=1)
     cell.submit([1] * 400 + [2], request_id="second", max_tokens=20, ignore_eos=True)
     cell.submit([1] * 400 + [3], request_id="third", max_tokens=1)
 
@@ -184,7 +180,6 @@ def test_only_the_queue_of_a_lost_worker_moves(make_cell: MakeCell) -> None:
     assert all(cell.state.requests[name].worker_id == "worker-1" for name in stays)
     cell.answer_resume("gateway")
     cell.drain()
-    cell.check_answers()
     assert len(cell.gateways["gateway"].ended) == 8
 
 
@@ -203,8 +198,7 @@ def test_a_request_goes_where_the_disk_holds_its_prefix(make_cell: MakeCell) -> 
     """Fetching is taken to cost less than computing as long as nobody knows better."""
     cell = two_nodes_with_disks(make_cell)
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
     assert cell.state.workers["worker-1"].pool.cached > 0
@@ -238,7 +232,6 @@ def test_a_request_goes_where_the_disk_holds_its_state(make_cell: MakeCell) -> N
     assert placed(cell, name) == "worker-1"
     assert cell.state.requests[name].hidden.run is not None
     cell.drain()
-    cell.check_answers()
     assert cell.workers["worker-1"].restored_tokens == 3 * CHUNK
 
 
@@ -262,7 +255,6 @@ def test_a_join_places_a_bounded_number_anew(make_cell: MakeCell, monkeypatch: p
 
     assert weighed == ["r1", "r2", "r3"]
     cell.drain()
-    cell.check_answers()
     assert not cell.state.requests
 
 
@@ -277,4 +269,3 @@ def test_a_first_worker_gets_all_that_nobody_has(make_cell: MakeCell, monkeypatc
 
     assert not cell.state.unplaced
     cell.drain()
-    cell.check_answers()

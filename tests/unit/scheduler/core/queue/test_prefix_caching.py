@@ -9,7 +9,7 @@ from shared.messages.cell_events import CellConfig, CellConfigured
 from shared.messages.requests import ReclaimRequest
 from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of
 from tests.unit.scheduler.core.fetching import put_on_disk
 from tests.unit.scheduler.core.reading_in_part import QUARTER
 
@@ -27,11 +27,9 @@ def make_tiers(make_cell: MakeCell) -> MakeCell:
     return make
 
 
-def ordered(
-    cell: CellModel, orders: FindOrders, *kinds: type[SaveChunks] | type[BackupPages] | type[FetchChunks]
-) -> list[Any]:
+def ordered(cell: CellModel, *kinds: type[SaveChunks] | type[BackupPages] | type[FetchChunks]) -> list[Any]:
     """Every order of these kinds so far."""
-    return [order for kind in kinds for outputs in cell.outputs for order in orders(outputs, kind)]
+    return [order for kind in kinds for order in orders_of(cell, kind)]
 
 
 def hits(cell: CellModel) -> int:
@@ -39,19 +37,17 @@ def hits(cell: CellModel) -> int:
     return sum(count for name, count in cell.state.counters.items() if name.startswith("hit_tokens"))
 
 
-def test_a_repeated_prompt_is_computed_again(make_tiers: MakeCell, orders: FindOrders) -> None:
+def test_a_repeated_prompt_is_computed_again(make_tiers: MakeCell) -> None:
     """No request finds anything, the tree stays empty, and nothing is copied or saved."""
     cell = make_tiers(host_writes="through", disk_writes="through")
     for _ in range(3):
-        cell.submit(DOCUMENT, max_tokens=4, ignore_eos=True)
-        cell.drain()
+        cell.serve(DOCUMENT, max_tokens=4, ignore_eos=True)
 
-    cell.check_answers()
     check_invariants(cell.state)
     assert cell.state.tree.nodes == {}
     assert hits(cell) == 0
     assert cell.state.counters["prefill_tokens_planned"] == 3 * len(DOCUMENT)
-    assert ordered(cell, orders, SaveChunks, BackupPages, FetchChunks) == []
+    assert ordered(cell, SaveChunks, BackupPages, FetchChunks) == []
     (worker,) = cell.state.workers.values()
     assert worker.pool.free == worker.pool.total
 
@@ -64,25 +60,22 @@ def test_two_at_once_do_not_wait_for_each_other(make_tiers: MakeCell) -> None:
 
     assert not cell.state.counters.get("requests_deferred")
     cell.drain()
-    cell.check_answers()
 
 
-def test_what_was_there_before_is_not_read(make_tiers: MakeCell, orders: FindOrders) -> None:
+def test_what_was_there_before_is_not_read(make_tiers: MakeCell) -> None:
     """Neither what is cached on a device nor what lies on a disk."""
     cell = make_tiers(prefix_caching=True)
-    cell.submit(DOCUMENT)
-    cell.drain()
+    cell.serve(DOCUMENT)
     put_on_disk(cell, [7] * 128)
     assert cell.state.tree.nodes
 
     cell.feed(CellConfigured(config=CellConfig(prefix_caching=False)))
-    fetched = len(ordered(cell, orders, FetchChunks))
+    fetched = len(ordered(cell, FetchChunks))
     cell.submit(DOCUMENT)
-    cell.submit([7] * 128 + [8])
-    cell.drain()
+    cell.serve([7] * 128 + [8])
 
     assert hits(cell) == 0
-    assert len(ordered(cell, orders, FetchChunks)) == fetched
+    assert len(ordered(cell, FetchChunks)) == fetched
 
 
 def test_what_may_be_read_in_part_is_computed_exactly(make_tiers: MakeCell) -> None:
@@ -92,7 +85,6 @@ def test_what_may_be_read_in_part_is_computed_exactly(make_tiers: MakeCell) -> N
 
     assert cell.state.requests[name].submit.cache.importance is None
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_reclaimed_request_reads_nothing_either(make_tiers: MakeCell) -> None:
@@ -110,11 +102,9 @@ def test_a_reclaimed_request_reads_nothing_either(make_tiers: MakeCell) -> None:
 def test_a_cell_goes_back_to_caching(make_tiers: MakeCell) -> None:
     """From the next request on."""
     cell = make_tiers()
-    cell.submit(DOCUMENT)
-    cell.drain()
+    cell.serve(DOCUMENT)
     cell.feed(CellConfigured(config=CellConfig()))
     for _ in range(2):
-        cell.submit(DOCUMENT)
-        cell.drain()
+        cell.serve(DOCUMENT)
 
     assert cell.state.counters["hit_tokens_device"] == 192

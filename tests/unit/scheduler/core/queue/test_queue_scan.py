@@ -1,17 +1,11 @@
 """A look at a queue while a batch is formed: what it found is matched again once somebody may have cut it."""
 
-from services.scheduler.core.cache.prefix_match import match_prefix
-from services.scheduler.core.cache.prefix_tree import Node
-from shared.messages.base import pack_int32
 from shared.messages.storage_plans import FetchChunks
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, path_of
 from tests.unit.scheduler.core.fetching import PAGE, prompt, put_on_disk
 
 
-def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
-    make_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(make_cell: MakeCell) -> None:
     """All are looked at before the first is admitted, whose prefix was whole when it was."""
     cell = make_cell(
         page_size=PAGE,
@@ -26,8 +20,7 @@ def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
         host_writes="through",
         disk_writes="off",
     )
-    cell.submit(prompt(7, tail=0), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(7, tail=0), max_tokens=1)
     ((node, pages),) = path_of(cell, prompt(7))
     assert len(node.host_pages("storage")) == 14 * 4 == pages * 4
     cell.submit([9] * 10, request_id="busy", max_tokens=8, ignore_eos=True, write=False)
@@ -44,9 +37,3 @@ def test_who_followed_another_may_fetch_and_cut_what_others_of_the_look_matched(
     assert cell.admitted[-1].request_id == "first"
     assert cell.admitted[-1].device_tokens == 14 * PAGE
     cell.drain()
-    cell.check_answers()
-
-
-def path_of(cell: CellModel, tokens: list[int]) -> list[tuple[Node, int]]:
-    """What the tree knows of these tokens."""
-    return match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))

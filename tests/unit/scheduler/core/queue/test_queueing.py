@@ -7,10 +7,10 @@ import pytest
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.requests import SamplingParams, SubmitRequest
 from tests.stateful.cell_model import namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders
 
 
-def test_a_full_queue_refuses_with_a_time_to_retry(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_full_queue_refuses_with_a_time_to_retry(make_cell: MakeCell) -> None:
     """One more than ``max_queued`` gets queue_full; the others stay."""
     cell = make_cell(max_queued=2, workers=0)
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_requests_are_served_by_priority_then_arrival(make_cell: MakeCell) -> No
     assert [admitted.request_id for admitted in cell.admitted] == ["c", "d", "a", "b"]
 
 
-def test_a_repeated_request_does_not_end_the_original(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_repeated_request_does_not_end_the_original(make_cell: MakeCell) -> None:
     """The same gateway repeating itself is ignored; another gateway with that id is told."""
     cell = make_cell()
     cell.submit([1, 2, 3], request_id="a", gateway_id="one")
@@ -68,7 +68,7 @@ def fields(message: SubmitRequest) -> dict[str, Any]:
     "change",
     [{"prompt": b""}, {"prompt": b"abc"}, {"namespace": "secret"}, {"sampling": SamplingParams(max_tokens=0)}],
 )
-def test_what_is_no_request_is_refused(make_cell: MakeCell, orders: FindOrders, change: dict[str, Any]) -> None:
+def test_what_is_no_request_is_refused(make_cell: MakeCell, change: dict[str, Any]) -> None:
     """A senseless message is answered, not raised about."""
     cell = make_cell()
     good: dict[str, Any] = {
@@ -85,12 +85,11 @@ def test_what_is_no_request_is_refused(make_cell: MakeCell, orders: FindOrders, 
     assert cell.state.requests == {}
 
 
-def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell: MakeCell) -> None:
     """Context and pool of every worker are too small: the caller hears it at once, or when a worker joins."""
     cell = make_cell(pages=4)
     cell.submit([1] * 15, max_tokens=2, request_id="too-long")
-    cell.submit([1] * 15, max_tokens=1, request_id="fits")
-    cell.drain()
+    cell.serve([1] * 15, max_tokens=1, request_id="fits")
 
     assert cell.gateways["gateway"].ended == {"too-long": "context_length_exceeded", "fits": "finished"}
 
@@ -104,8 +103,7 @@ def test_what_can_never_fit_is_refused_when_a_worker_is_known(make_cell: MakeCel
 def test_an_id_that_comes_again_counts_its_attempts_on(make_cell: MakeCell) -> None:
     """Late events of the first life of an id cannot be taken for the second."""
     cell = make_cell()
-    cell.submit([1, 2, 3], request_id="a")
-    cell.drain()
+    cell.serve([1, 2, 3], request_id="a")
 
     cell.feed(cell.submitted["a"])
 
@@ -120,7 +118,7 @@ def test_an_id_that_comes_again_counts_its_attempts_on(make_cell: MakeCell) -> N
         ({"max_queued_per_tenant": 2}, "max_queued_per_tenant"),
     ],
 )
-def test_a_refusal_names_the_bound(make_cell: MakeCell, orders: FindOrders, bounds: dict[str, int], named: str) -> None:
+def test_a_refusal_names_the_bound(make_cell: MakeCell, bounds: dict[str, int], named: str) -> None:
     """The caller and the operator see which setting it was."""
     cell = make_cell(workers=0, **bounds)
     for _ in range(3):
@@ -145,7 +143,7 @@ def test_a_tenants_bound_is_its_own(make_cell: MakeCell) -> None:
     assert cell.state.tenants == {"b": 1, "a": 1}
 
 
-def test_a_requests_own_bound_wins_over_the_cells(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_requests_own_bound_wins_over_the_cells(make_cell: MakeCell) -> None:
     """What its gateway says its tenant may have, be it more or less."""
     cell = make_cell(workers=0, max_queued_per_tenant=2)
     for tenant, bound in (("less", 1), ("more", 3)):

@@ -11,10 +11,10 @@ from services.scheduler.core.queue.schedules import SCHEDULES, Schedule, registe
 from services.scheduler.core.state import CellState, Worker
 from services.scheduler.policies.balanced import Balanced
 from shared.messages.cell_events import CellConfig, FlushCache
-from shared.messages.worker_plans import RunBatch, WorkerPlan
+from shared.messages.worker_plans import RunBatch
 from tests.cases import case
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of
 from tests.unit.scheduler.core.queue.forming import candidate, form
 
 
@@ -109,22 +109,18 @@ def test_a_loading_bound_batch_is_filled_with_decode_steps(
 ) -> None:
     """Only where that is configured, and only when the batch waits for its loads."""
     cell = make_cell(pages=20, host_pages=60, bubble_filling=is_filling, load_compute_ratio=ratio)
-    cell.submit(list(range(40)), max_tokens=1)
-    cell.drain()
+    cell.serve(list(range(40)), max_tokens=1)
     for number in range(4):
-        cell.submit([500 + number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([500 + number] * 40, max_tokens=1)
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
 
     cell.submit([*range(40), 7], max_tokens=1)
 
-    plans = [getattr(output, "order", None) for output in cell.outputs[-1]]
-    (batch,) = [order for order in plans if isinstance(order, RunBatch)]
+    (batch,) = orders(cell.outputs[-1], RunBatch)
     assert batch.loads
     assert batch.fill_bubble is expected
     assert cell.state.counters["batches_loading_bound"] == (ratio == 2.0)
     cell.drain()
-    cell.check_answers()
 
 
 @pytest.mark.parametrize("is_prefilling", [True, False])
@@ -133,12 +129,9 @@ def test_what_needs_no_load_goes_behind_a_loading_bound_batch(make_cell: MakeCel
     cell = _with_a_copy_in_host_memory(make_cell, bubble_prefill=is_prefilling)
     cell.submit([900] * 9, max_tokens=1)  # Keeps the worker busy until both wait.
     cell.submit([*range(40), 7], max_tokens=1)
-    cell.submit([700, 701, 702], max_tokens=1)
+    cell.serve([700, 701, 702], max_tokens=1)
 
-    cell.drain()
-
-    sent = [output.order for outputs in cell.outputs for output in outputs if isinstance(output, WorkerPlan)]
-    batches = [order for order in sent if isinstance(order, RunBatch)][-2:]
+    batches = orders_of(cell, RunBatch)[-2:]
     chunks = [[(chunk.start, chunk.end) for chunk in order.chunks] for order in batches]
     if is_prefilling:
         assert chunks == [[(40, 41)], [(0, 3)]]
@@ -148,16 +141,13 @@ def test_what_needs_no_load_goes_behind_a_loading_bound_batch(make_cell: MakeCel
         assert not batches[1].bubble_prefill
     assert cell.state.counters.get("batches_split", 0) == is_prefilling
     assert cell.state.counters.get("batches_in_bubbles", 0) == is_prefilling
-    cell.check_answers()
 
 
 def _with_a_copy_in_host_memory(make_cell: MakeCell, **settings: Any) -> CellModel:
     """Of ``range(40)``; with two batches outstanding at once none of the others forms before both have waited."""
     cell = make_cell(pages=30, host_pages=60, load_compute_ratio=2.0, batches_ahead=1, **settings)
-    cell.submit(list(range(40)), max_tokens=1)
-    cell.drain()
+    cell.serve(list(range(40)), max_tokens=1)
     for number in range(6):
-        cell.submit([500 + number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([500 + number] * 40, max_tokens=1)
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
     return cell

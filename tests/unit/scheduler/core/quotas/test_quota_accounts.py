@@ -14,7 +14,7 @@ from shared.messages.cell_events import CellConfigured, FlushCache
 from shared.messages.requests import CacheQuota
 from shared.messages.storage_plans import DiskQuota, FetchChunks, SaveChunks
 from tests.stateful.cell_model import CellModel, geometry, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of, worker_runs
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, host_tokens, prompt, put_on_disk
 from tests.unit.scheduler.core.promoting import SMALL, filled, on_device, promotions
 
@@ -32,8 +32,7 @@ def run(
     cell: CellModel, kind: int, salt: str = "", its: CacheQuota | None = None, tokens: int = 40, **options: Any
 ) -> None:
     """Let a prompt of its own kind be answered; its pages, all of its tokens', are cached then."""
-    cell.submit([kind] * tokens, max_tokens=1, salt=salt, quota=its, **options)
-    cell.drain()
+    cell.serve([kind] * tokens, max_tokens=1, salt=salt, quota=its, **options)
 
 
 def test_an_owner_never_has_fewer_pages_than_none(make_cell: MakeCell) -> None:
@@ -133,7 +132,6 @@ def test_a_request_above_any_quota_is_computed(make_cell: MakeCell) -> None:
 
     assert cell.admitted[-1].request_id == "large"
     cell.drain()
-    cell.check_answers()
     settle(cell)
 
     assert kinds(cell, DEVICE) == []
@@ -216,12 +214,9 @@ def test_selective_admission_spares_own_copies_that_are_hotter(make_cell: MakeCe
 def test_pages_on_their_way_count(make_cell: MakeCell) -> None:
     """A second backup finds the quota taken by the first, which is not answered yet."""
     cell = make_cell(pages=64, host_pages=60, host_writes="through")
-    worker = cell.workers["worker-0"]
     for kind in (1, 2):
         cell.submit([kind] * 40, max_tokens=1, salt="a", quota=quota(host=10))
-    while worker.step():
-        while cell.deliver(worker):
-            pass
+    worker_runs(cell)
 
     assert len(cell.state.transfers) == 1
     assert pages(cell)["host/storage"] == 10
@@ -233,11 +228,8 @@ def test_pages_on_their_way_count(make_cell: MakeCell) -> None:
 def test_what_does_not_become_a_copy_is_given_back(make_cell: MakeCell, ends: str) -> None:
     """A backup whose deadline passes, or whose storage is lost, leaves nothing counted."""
     cell = make_cell(pages=64, host_pages=60, host_writes="through")
-    worker = cell.workers["worker-0"]
     cell.submit([1] * 40, max_tokens=1, salt="a", quota=quota(host=10))
-    while worker.step():
-        while cell.deliver(worker):
-            pass
+    worker_runs(cell)
     assert pages(cell)["host/storage"] == 10
 
     if ends == "lost":
@@ -327,7 +319,7 @@ def test_a_fetch_under_way_counts_from_when_its_owner_is_known(make_cell: MakeCe
     assert pages(cell)["host/storage"] == 3 * CHUNK // PAGE
 
 
-def test_a_fetch_brings_no_more_than_a_quota(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_fetch_brings_no_more_than_a_quota(make_cell: MakeCell) -> None:
     """The rest is computed, and others' fetches do not wait behind it."""
     page = geometry(PAGE).page_bytes
     cell = make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100, prefetch_wait="full", disk_writes="off")
@@ -337,39 +329,33 @@ def test_a_fetch_brings_no_more_than_a_quota(make_cell: MakeCell, orders: FindOr
     for kind, salt, bound in ((1, "a", its), (2, "a", its), (3, "b", None)):
         cell.submit(prompt(4, kind=kind), salt=salt, quota=bound)
 
-    fetches = [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
+    fetches = orders_of(cell, FetchChunks)
     assert [len(order.host_pages) // 4 for order in fetches] == [4, 8]  # Whole chunks, of two pages each.
     assert [order.quota for order in fetches] == [DiskQuota(owner="a", disk_bytes=1 << 20), None]
     assert not cell.state.storages["storage"].fetching.due
     cell.drain()
-    cell.check_answers()
     assert host_tokens(cell, prompt(4, kind=3)) in (0, 4 * CHUNK)
     assert pages(cell)["host/storage"] <= 5
 
 
 @pytest.mark.parametrize(("allowed", "is_promoted"), [(40, False), (41, True)])
-def test_a_promotion_stays_within_a_quota(
-    make_cell: MakeCell, set_heat: SetHeat, allowed: int, is_promoted: bool
-) -> None:
+def test_a_promotion_stays_within_a_quota(make_cell: MakeCell, allowed: int, is_promoted: bool) -> None:
     """The hottest host root of a tenant is passed over where its quota on the device has no room for it."""
-    cell = filled(make_cell(pages=32, host_pages=60, promotion="hotness"), set_heat)
+    cell = filled(make_cell(pages=32, host_pages=60, promotion="hotness"))
     run(cell, SMALL[0], its=quota(device=allowed), tokens=len(SMALL))  # With the 30 pages that are cached, 31.
 
     assert bool(promotions(cell)) == is_promoted
     assert (0 in on_device(cell)) == is_promoted
 
 
-def test_saves_tell_the_storage_of_the_quota(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_saves_tell_the_storage_of_the_quota(make_cell: MakeCell) -> None:
     """Of the namespace's owner, as it is now; where there is none they say nothing."""
     cell = make_cell(page_size=64, pages=12, host_pages=12, disk_chunks=100)
-    cell.submit([1] * 128, max_tokens=1, salt="a", quota=CacheQuota(owner="a", disk_bytes=4096, remote_bytes=8192))
-    cell.drain()
-    cell.submit([2] * 128, max_tokens=1, salt="a")
-    cell.drain()
-    cell.submit([3] * 128, max_tokens=1, salt="b")
-    cell.drain()
+    cell.serve([1] * 128, max_tokens=1, salt="a", quota=CacheQuota(owner="a", disk_bytes=4096, remote_bytes=8192))
+    cell.serve([2] * 128, max_tokens=1, salt="a")
+    cell.serve([3] * 128, max_tokens=1, salt="b")
 
-    saves = [order for outputs in cell.outputs for order in orders(outputs, SaveChunks)]
+    saves = orders_of(cell, SaveChunks)
     first = DiskQuota(owner="a", disk_bytes=4096, remote_bytes=8192)
     assert [order.quota for order in saves] == [first, DiskQuota(owner="a"), None]
 

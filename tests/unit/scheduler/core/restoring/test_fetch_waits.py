@@ -6,7 +6,7 @@ import pytest
 
 from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, timer_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 
 
@@ -31,7 +31,7 @@ def bring(cell: CellModel, chunks: int) -> None:
         cell.deliver(storage)
 
 
-def test_best_effort_admits_at_once_and_cuts_its_fetch_off(cell_that: MakeCell, orders: FindOrders) -> None:
+def test_best_effort_admits_at_once_and_cuts_its_fetch_off(cell_that: MakeCell) -> None:
     """A worker that is free takes the request with what has arrived by then: nothing."""
     cell = cell_that("best_effort")
     put_on_disk(cell, prompt(3))
@@ -51,20 +51,11 @@ def test_best_effort_uses_what_arrived_while_the_worker_was_busy(cell_that: Make
     bring(cell, 2)
 
     while len(cell.admitted) < 2:
-        work(cell)
+        worker_goes_on(cell)
 
     admitted = cell.admitted[-1]
     assert (admitted.request_id, admitted.disk_tokens, admitted.host_tokens) == (name, 2 * CHUNK, 0)
     cell.drain()
-    cell.check_answers()
-
-
-def work(cell: CellModel) -> None:
-    """The worker goes on, and nobody else."""
-    worker = cell.workers["worker-0"]
-    worker.step()
-    while cell.deliver(worker):
-        pass
 
 
 @pytest.mark.parametrize("wait", ["deadline", "full"])
@@ -82,16 +73,15 @@ def test_a_request_waits_for_its_fetch(cell_that: MakeCell, wait: str) -> None:
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
     assert cell.state.counters["prefetch_wait_ms"] > 0
     cell.drain()
-    cell.check_answers()
 
 
-def test_past_the_deadline_a_request_runs_with_what_has_arrived(cell_that: MakeCell, orders: FindOrders) -> None:
+def test_past_the_deadline_a_request_runs_with_what_has_arrived(cell_that: MakeCell) -> None:
     """The rest of its fetch is cut off, and the one chunk that came is loaded."""
     cell = cell_that("deadline", prefetch_deadline_ms=50)
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
     bring(cell, 1)
-    (timer,) = [name for name in cell.timers if name.startswith("prefetch.")]
+    timer = timer_of(cell, "prefetch.")
     assert cell.timers[timer] <= cell.time_ns + 50_000_000
 
     cell.fire(timer)
@@ -110,11 +100,11 @@ def test_nobody_waits_longer_than_computing_takes(cell_that: MakeCell) -> None:
 
     cell.submit(prompt(3))
 
-    (timer,) = [name for name in cell.timers if name.startswith("prefetch.")]
+    timer = timer_of(cell, "prefetch.")
     assert cell.timers[timer] - cell.time_ns == pytest.approx(3 * CHUNK * 100_000, abs=1e6)
 
 
-def test_a_full_wait_ends_with_the_deadline_of_the_fetch(cell_that: MakeCell, orders: FindOrders) -> None:
+def test_a_full_wait_ends_with_the_deadline_of_the_fetch(cell_that: MakeCell) -> None:
     """The fetch is cut off, the request recomputes, and what the storage may write to stays leased."""
     cell = cell_that("full", fetch_deadline_ms=700)
     put_on_disk(cell, prompt(3))
@@ -130,7 +120,7 @@ def test_a_full_wait_ends_with_the_deadline_of_the_fetch(cell_that: MakeCell, or
     assert cell.state.storages["storage"].fetching.pages == 0
 
 
-def test_a_storage_that_let_a_deadline_pass_is_asked_for_nothing_more(cell_that: MakeCell, orders: FindOrders) -> None:
+def test_a_storage_that_let_a_deadline_pass_is_asked_for_nothing_more(cell_that: MakeCell) -> None:
     """Nobody waits for a disk that hangs, until it answers."""
     cell = cell_that("full")
     put_on_disk(cell, prompt(3))
@@ -170,7 +160,6 @@ def test_one_that_waits_for_a_fetch_announces_nothing(cell_that: MakeCell) -> No
     assert not cell.state.requests[first].place.marks
     assert cell.state.requests[second].wait.fetch == cell.state.requests[first].wait.fetch
     cell.drain()
-    cell.check_answers()
 
 
 def test_one_that_waits_for_a_producer_has_fetched_what_that_does_not_bring(
@@ -188,7 +177,6 @@ def test_one_that_waits_for_a_producer_has_fetched_what_that_does_not_bring(
 
     admitted = cell.admitted[-1]
     assert (admitted.device_tokens, admitted.disk_tokens) == (2 * CHUNK, 2 * CHUNK)
-    cell.check_answers()
 
 
 def test_a_fetch_that_others_brought_first_is_let_go_of(cell_that: MakeCell) -> None:
@@ -199,7 +187,7 @@ def test_a_fetch_that_others_brought_first_is_let_go_of(cell_that: MakeCell) -> 
     cell.submit([*prompt(2), 5], max_tokens=1)
 
     while len(cell.admitted) < 2:
-        work(cell)
+        worker_goes_on(cell)
 
     assert cell.admitted[-1].device_tokens == 2 * CHUNK
     cell.drain()

@@ -9,7 +9,7 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksDropped, ChunksFetched
 from shared.messages.storage_plans import CancelFetch, DropChunks, FetchChunks
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, host_pool, orders, orders_of
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, host_tokens, prompt, put_on_disk
 
 
@@ -77,8 +77,7 @@ def test_a_fetch_that_ends_early_leaves_the_rest_to_be_computed(cell: CellModel)
 
     assert cell.admitted[-1].disk_tokens == CHUNK
     assert list(cell.state.storages["storage"].disk.chunks) == [names[0], names[2]]
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.leased == 0
+    assert host_pool(cell).leased == 0
     assert cell.state.counters["fetches_failed"] == 1
 
 
@@ -87,10 +86,8 @@ def test_a_chunk_that_rots_on_disk_costs_a_recomputation_only(cell: CellModel) -
     names = put_on_disk(cell, prompt(3))
     cell.disks["storage"].chunks[names[1]][0].is_corrupt = True
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
-    cell.check_answers()
     assert names[1] not in cell.state.storages["storage"].disk.chunks
 
 
@@ -116,7 +113,6 @@ def test_a_storage_that_is_lost_takes_its_fetches_along(cell: CellModel) -> None
     assert cell.state.fetches == {}
     assert cell.admitted[-1].cached_tokens == 0
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_storage_that_comes_back_lists_its_disk_again(cell: CellModel) -> None:
@@ -126,13 +122,12 @@ def test_a_storage_that_comes_back_lists_its_disk_again(cell: CellModel) -> None
     cell.add_storage("storage", pages=40, disk_chunks=100)
     cell.drain()
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_a_request_whose_worker_is_lost_goes_on_with_its_fetch_elsewhere(cell: CellModel, orders: FindOrders) -> None:
+def test_a_request_whose_worker_is_lost_goes_on_with_its_fetch_elsewhere(cell: CellModel) -> None:
     """The next worker of the node is served by the same storage."""
     put_on_disk(cell, prompt(3))
     cell.add_worker("worker-1", pages=64)
@@ -150,23 +145,18 @@ def test_a_request_whose_worker_is_lost_goes_on_with_its_fetch_elsewhere(cell: C
 
 def test_copies_that_came_meanwhile_keep_their_pages(cell: CellModel) -> None:
     """What a backup made resident first stays, and the fetch's pages for it are free again."""
-    cell.submit(prompt(1), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(1), max_tokens=1)
     put_on_disk(cell, prompt(3))
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
     cell.submit(prompt(3))
-    cell.submit([*prompt(2, kind=1), 9], read=False, max_tokens=1)
-    cell.drain()
+    cell.serve([*prompt(2, kind=1), 9], read=False, max_tokens=1)
 
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.leased == 0
-    cell.check_answers()
+    assert host_pool(cell).leased == 0
 
 
 def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: CellModel) -> None:
     """Nothing can hang under tokens that are resident nowhere: pages are given back, and all is fetched once more."""
-    cell.submit(prompt(1), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(1), max_tokens=1)
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
     cell.feed(FlushCache(call_id="call", tiers=("device", "host")))
@@ -176,10 +166,9 @@ def test_a_fetch_on_top_of_what_was_evicted_meanwhile_comes_to_nothing(cell: Cel
     assert host_tokens(cell, prompt(3)) == 0
     (fetch,) = cell.state.fetches.values()
     assert (fetch.depth, len(fetch.names) // 16) == (0, 3)
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.free == 40 - 6
+    assert host_pool(cell).free == 40 - 6
     say(cell, fetch_id=fetch.fetch_id, chunks=0, is_over=True)
-    assert cell.state.storages["storage"].pool.free == 40
+    assert host_pool(cell).free == 40
     assert cell.admitted[-1].cached_tokens == 0
 
 
@@ -198,13 +187,11 @@ def test_what_went_before_its_fetch_was_over_is_fetched_again(make_cell: MakeCel
     cell.drain()
 
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
-    cell.check_answers()
 
 
 def test_a_node_that_runs_through_the_fetched_span_is_cut_at_its_ends(cell: CellModel) -> None:
     """It gets a copy of just what was fetched."""
-    cell.submit(prompt(4), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(4), max_tokens=1)
     worker = cell.state.workers["worker-0"]
     put_on_disk(cell, prompt(2))
     cell.add_worker("worker-1", pages=100, node="elsewhere")
@@ -212,14 +199,13 @@ def test_a_node_that_runs_through_the_fetched_span_is_cut_at_its_ends(cell: Cell
     cell.add_storage("storage", pages=40, node="elsewhere", disk_chunks=100)
     cell.drain()
 
-    cell.submit(prompt(2), max_tokens=2500)  # Only the larger pool has room for such an answer.
-    cell.drain()
+    cell.serve(prompt(2), max_tokens=2500)  # Only the larger pool has room for such an answer.
 
     assert worker.pool.cached == 8
     assert host_tokens(cell, prompt(4)) == 2 * CHUNK
 
 
-def test_flushing_lower_tiers_orders_the_storages_to_delete(cell: CellModel, orders: FindOrders) -> None:
+def test_flushing_lower_tiers_orders_the_storages_to_delete(cell: CellModel) -> None:
     """Fetches of them are cut off; the catalogue follows the storage's word."""
     names = put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -233,7 +219,7 @@ def test_flushing_lower_tiers_orders_the_storages_to_delete(cell: CellModel, ord
     assert cell.state.storages["storage"].disk.chunks == {}
 
 
-def test_a_storage_without_lower_tiers_is_never_asked(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_storage_without_lower_tiers_is_never_asked(make_cell: MakeCell) -> None:
     """Neither for a fetch nor to delete."""
     cell = make_cell(page_size=PAGE, host_pages=40)
 
@@ -241,7 +227,7 @@ def test_a_storage_without_lower_tiers_is_never_asked(make_cell: MakeCell, order
     cell.feed(FlushCache(call_id="call", tiers=("disk", "remote")))
     cell.drain()
 
-    sent = [order for outputs in cell.outputs for order in orders(outputs, (FetchChunks, DropChunks))]
+    sent = orders_of(cell, (FetchChunks, DropChunks))
     assert sent == []
 
 

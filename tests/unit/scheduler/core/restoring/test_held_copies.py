@@ -4,7 +4,7 @@ import pytest
 
 from shared.messages.storage_plans import FetchChunks
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, host_tokens, prompt, put_on_disk
 
 
@@ -39,17 +39,12 @@ def let_fetches_end(cell: CellModel) -> None:
         cell.deliver(storage)
 
 
-def fetches(cell: CellModel, orders: FindOrders) -> list[FetchChunks]:
-    """All that was ordered from the disk."""
-    return [order for outputs in cell.outputs for order in orders(outputs, FetchChunks)]
-
-
 def held(cell: CellModel) -> dict[str, int]:
     """Nodes that the storage holds, by request."""
     return cell.state.storages["storage"].fetching.held
 
 
-def test_a_fetch_evicts_nothing_that_an_earlier_request_counts_on(cell: CellModel, orders: FindOrders) -> None:
+def test_a_fetch_evicts_nothing_that_an_earlier_request_counts_on(cell: CellModel) -> None:
     """Each prompt is read from the disk once, and none is computed."""
     names = queue(cell, 1, 2, 3)
 
@@ -58,10 +53,9 @@ def test_a_fetch_evicts_nothing_that_an_earlier_request_counts_on(cell: CellMode
     assert list(held(cell)) == names
     assert [host_tokens(cell, prompt(3, kind=kind)) for kind in (1, 2)] == [3 * CHUNK] * 2
     cell.drain()
-    assert sum(len(order.identities) // 16 for order in fetches(cell, orders)) == 3 * 6
+    assert sum(len(order.identities) // 16 for order in orders_of(cell, FetchChunks)) == 3 * 6
     assert [order.disk_tokens for order in cell.admitted[1:]] == [3 * CHUNK] * 3
     assert held(cell) == {}
-    cell.check_answers()
 
 
 def test_what_went_for_a_request_that_runs_first_is_fetched_again(cell: CellModel) -> None:
@@ -69,14 +63,11 @@ def test_what_went_for_a_request_that_runs_first_is_fetched_again(cell: CellMode
     names = queue(cell, 1, 2)
     let_fetches_end(cell)
     put_on_disk(cell, prompt(3, kind=3))
-    urgent = cell.submit(prompt(3, kind=3), max_tokens=1, priority=5)
-
-    cell.drain()
+    urgent = cell.serve(prompt(3, kind=3), max_tokens=1, priority=5)
 
     cached = {order.request_id: order.host_tokens + order.disk_tokens for order in cell.admitted[1:]}
     assert cached == dict.fromkeys([*names, urgent], 3 * CHUNK)
     assert cell.state.counters["held_copies_given_up"] > 0
-    cell.check_answers()
 
 
 def test_what_a_request_that_ends_counted_on_may_go(cell: CellModel) -> None:
@@ -90,15 +81,13 @@ def test_what_a_request_that_ends_counted_on_may_go(cell: CellModel) -> None:
     assert list(held(cell)) == [second, third]
     assert [host_tokens(cell, prompt(3, kind=kind)) for kind in (2, 3)] == [3 * CHUNK] * 2
     cell.drain()
-    cell.check_answers()
 
 
 def test_copies_are_held_where_nothing_is_below_host_memory(make_cell: MakeCell) -> None:
     """What goes there has to be computed: copies that nobody waits for go before, though they are newer."""
     cell = make_cell(page_size=PAGE, pages=14, host_pages=20, max_running=1, policy="lru", reserve_fraction=0.0)
     for kind in (1, 2, 3):
-        cell.submit(prompt(3, kind=kind), max_tokens=1)
-        cell.drain()
+        cell.serve(prompt(3, kind=kind), max_tokens=1)
     assert host_tokens(cell, prompt(3, kind=1)) == 3 * CHUNK
     cell.submit(prompt(3, kind=4), max_tokens=1)
     waiting = cell.submit(prompt(3, kind=1), max_tokens=1)
@@ -111,4 +100,3 @@ def test_copies_are_held_where_nothing_is_below_host_memory(make_cell: MakeCell)
     last = cell.admitted[-1]
     assert (last.request_id, last.host_tokens) == (waiting, 3 * CHUNK)
     assert held(cell) == {}
-    cell.check_answers()

@@ -6,7 +6,7 @@ from services.scheduler.core.restoring.prefetch import NEAR
 from shared.messages.base import unpack_int32
 from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of
 from tests.unit.scheduler.core.fetching import (
     CHUNK,
     PAGE,
@@ -25,12 +25,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     return make_cell(page_size=PAGE, pages=64, host_pages=40, disk_chunks=100, disk_writes="off")
 
 
-def fetch_orders(cell: CellModel, orders: FindOrders, since: int = 0) -> list[FetchChunks]:
-    """FetchChunks of the inputs from number ``since`` on."""
-    return [order for outputs in cell.outputs[since:] for order in orders(outputs, FetchChunks)]
-
-
-def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell: CellModel, orders: FindOrders) -> None:
+def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell: CellModel) -> None:
     """The order names every page of the whole chunks that the disk holds, and a leased host page for each."""
     names = put_on_disk(cell, prompt(3))
 
@@ -42,7 +37,7 @@ def test_a_prompt_that_goes_on_on_disk_is_fetched_when_it_is_queued(cell: CellMo
     assert cell.state.storages["storage"].fetching.pages == 6
 
 
-def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell: CellModel, orders: FindOrders) -> None:
+def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell: CellModel) -> None:
     """A run ends at the first chunk that is not in the catalogue, whatever lies behind it."""
     names = list(chunks_of(prompt(4)))
     list_chunks(cell, [names[0], names[1], names[3]])
@@ -53,17 +48,17 @@ def test_nothing_is_fetched_of_what_the_disk_does_not_continue(cell: CellModel, 
     assert len(order.host_pages) // 4 == 4
 
 
-def test_a_request_that_may_not_read_the_cache_has_nothing_fetched(cell: CellModel, orders: FindOrders) -> None:
+def test_a_request_that_may_not_read_the_cache_has_nothing_fetched(cell: CellModel) -> None:
     """Neither one that says so nor one that needs every token computed."""
     put_on_disk(cell, prompt(3))
 
     cell.submit(prompt(3), read=False)
     cell.submit(prompt(3), prompt_logprobs=1)
 
-    assert fetch_orders(cell, orders) == []
+    assert orders_of(cell, FetchChunks) == []
 
 
-def test_the_last_token_is_computed_even_if_its_chunk_is_on_disk(cell: CellModel, orders: FindOrders) -> None:
+def test_the_last_token_is_computed_even_if_its_chunk_is_on_disk(cell: CellModel) -> None:
     """Of a prompt that ends with a chunk, that chunk is of no use."""
     put_on_disk(cell, prompt(3))
 
@@ -73,10 +68,9 @@ def test_the_last_token_is_computed_even_if_its_chunk_is_on_disk(cell: CellModel
     assert len(order.host_pages) // 4 == 4
 
 
-def test_a_run_goes_on_from_what_the_device_has_in_the_middle_of_a_chunk(cell: CellModel, orders: FindOrders) -> None:
+def test_a_run_goes_on_from_what_the_device_has_in_the_middle_of_a_chunk(cell: CellModel) -> None:
     """Pages that are resident already go nowhere."""
-    cell.submit(prompt(3)[: CHUNK + PAGE + 1], max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3)[: CHUNK + PAGE + 1], max_tokens=1)
     put_on_disk(cell, prompt(3))
 
     cell.submit(prompt(3))
@@ -86,20 +80,20 @@ def test_a_run_goes_on_from_what_the_device_has_in_the_middle_of_a_chunk(cell: C
     assert [page >= 0 for page in unpack_int32(order.host_pages)] == [False, True, True, True]
 
 
-def test_a_run_shorter_than_the_bound_is_recomputed(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_run_shorter_than_the_bound_is_recomputed(make_cell: MakeCell) -> None:
     """``min_prefetch_tokens`` says what is worth a fetch."""
     cell = make_cell(page_size=PAGE, host_pages=40, disk_chunks=100, min_prefetch_tokens=2 * CHUNK + 1)
     put_on_disk(cell, prompt(2))
     put_on_disk(cell, prompt(3, kind=5))
 
     cell.submit(prompt(2))
-    assert fetch_orders(cell, orders) == []
+    assert orders_of(cell, FetchChunks) == []
 
     cell.submit(prompt(3, kind=5))
-    assert len(fetch_orders(cell, orders)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
 
 
-def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell: MakeCell) -> None:
     """What has no room is fetched when the first part is there."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=16, disk_chunks=100, prefetch_fraction=0.25)
     put_on_disk(cell, prompt(3))
@@ -108,36 +102,31 @@ def test_fetches_under_way_take_no_more_than_their_part_of_the_pool(make_cell: M
     assert cell.state.storages["storage"].fetching.pages == 4
     cell.drain()
 
-    sizes = [len(order.host_pages) // 4 for order in fetch_orders(cell, orders)]
+    sizes = [len(order.host_pages) // 4 for order in orders_of(cell, FetchChunks)]
     assert sizes == [4, 2]
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_two_requests_share_the_fetch_of_what_they_share(cell: CellModel, orders: FindOrders) -> None:
+def test_two_requests_share_the_fetch_of_what_they_share(cell: CellModel) -> None:
     """The shorter one goes on as soon as its part is there, and the other finds that on the device."""
     put_on_disk(cell, prompt(3))
 
     cell.submit(prompt(3))
-    cell.submit(prompt(2) + [9] * 70)
-    cell.drain()
+    cell.serve(prompt(2) + [9] * 70)
 
-    assert len(fetch_orders(cell, orders)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
     found = [(order.device_tokens, order.disk_tokens) for order in cell.admitted]
     assert found == [(0, 2 * CHUNK), (2 * CHUNK, CHUNK)]
-    cell.check_answers()
 
 
 def test_room_is_not_made_at_the_price_of_what_the_run_goes_on_from(make_cell: MakeCell) -> None:
     """The copies above a run are evicted last though they are the coldest."""
     cell = make_cell(page_size=PAGE, pages=16, host_pages=6, disk_chunks=100, policy="lru", disk_writes="off")
     put_on_disk(cell, prompt(3))
-    cell.submit(prompt(1), max_tokens=1)
-    cell.drain()
-    cell.submit(prompt(2, kind=5), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(1), max_tokens=1)
+    cell.serve(prompt(2, kind=5), max_tokens=1)
     for _ in range(3):
-        cell.submit([3] * (15 * PAGE), max_tokens=1, write=False)
-        cell.drain()
+        cell.serve([3] * (15 * PAGE), max_tokens=1, write=False)
     before = host_tokens(cell, prompt(1))
 
     cell.submit(prompt(2))
@@ -145,37 +134,32 @@ def test_room_is_not_made_at_the_price_of_what_the_run_goes_on_from(make_cell: M
     cell.drain()
 
     assert before == held == CHUNK
-    cell.check_answers()
 
 
-def test_an_object_store_is_asked_for_a_few_chunks_and_then_for_the_rest(
-    make_cell: MakeCell, orders: FindOrders
-) -> None:
+def test_an_object_store_is_asked_for_a_few_chunks_and_then_for_the_rest(make_cell: MakeCell) -> None:
     """Nothing is known of it beforehand; once what was asked for came, all that one fetch may bring is."""
     cell = make_cell(page_size=PAGE, pages=128, host_pages=128, has_remote=True)
     put_in_store(cell, prompt(20))
 
-    cell.submit(prompt(20))
-    cell.drain()
+    cell.serve(prompt(20))
 
-    assert [len(order.host_pages) // 4 for order in fetch_orders(cell, orders)] == [32, 8]
+    assert [len(order.host_pages) // 4 for order in orders_of(cell, FetchChunks)] == [32, 8]
     assert (cell.admitted[-1].remote_tokens, cell.admitted[-1].disk_tokens) == (20 * CHUNK, 0)
     assert cell.state.counters["hit_tokens_remote"] == 20 * CHUNK
 
 
-def test_an_object_store_that_has_nothing_costs_one_question(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_an_object_store_that_has_nothing_costs_one_question(make_cell: MakeCell) -> None:
     """The request goes on as soon as it is known, and the host pages are free again."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=40, has_remote=True)
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
-    assert len(fetch_orders(cell, orders)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
     assert cell.admitted[-1].cached_tokens == 0
     assert cell.state.counters["fetches_failed"] == 1
 
 
-def test_a_request_that_ends_lets_go_of_its_fetch(cell: CellModel, orders: FindOrders) -> None:
+def test_a_request_that_ends_lets_go_of_its_fetch(cell: CellModel) -> None:
     """What nobody wants is cut off; what had arrived stays."""
     put_on_disk(cell, prompt(3))
     name = cell.submit(prompt(3))
@@ -192,7 +176,7 @@ def test_a_request_that_ends_lets_go_of_its_fetch(cell: CellModel, orders: FindO
     assert host_tokens(cell, prompt(3)) == CHUNK
 
 
-def test_a_new_worker_takes_nothing_from_a_fetch_that_goes_on(cell: CellModel, orders: FindOrders) -> None:
+def test_a_new_worker_takes_nothing_from_a_fetch_that_goes_on(cell: CellModel) -> None:
     """Requests that are placed anew on the same node keep what is fetched for them."""
     put_on_disk(cell, prompt(3))
     cell.submit(prompt(3))
@@ -200,11 +184,11 @@ def test_a_new_worker_takes_nothing_from_a_fetch_that_goes_on(cell: CellModel, o
     cell.add_worker("worker-1", pages=64)
     cell.drain()
 
-    assert len(fetch_orders(cell, orders)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
 
 
-def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell: MakeCell) -> None:
     """Behind a long queue nothing is fetched that would be evicted again before its turn; order of arrival decides."""
     cell = make_cell(
         page_size=PAGE,
@@ -225,12 +209,11 @@ def test_what_was_fetched_for_requests_that_still_wait_takes_room_too(make_cell:
 
     assert list(storage.fetching.ahead) == [names[0]]
     assert list(storage.fetching.due) == [names[1], names[2]]
-    assert len(fetch_orders(cell, orders)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
 
     cell.drain()
     assert (storage.fetching.ahead, storage.fetching.due) == ({}, {})
     assert [order.disk_tokens for order in cell.admitted[1:]] == [3 * CHUNK] * 3
-    cell.check_answers()
 
 
 def test_one_that_is_next_has_room_whatever_was_fetched_for_those_behind_it(make_cell: MakeCell) -> None:
@@ -258,7 +241,6 @@ def test_one_that_is_next_has_room_whatever_was_fetched_for_those_behind_it(make
     assert {order.request_id: order.disk_tokens for order in cell.admitted[1:]} == dict.fromkeys(
         [urgent, behind], 3 * CHUNK
     )
-    cell.check_answers()
 
 
 def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell: MakeCell) -> None:
@@ -276,7 +258,7 @@ def test_one_who_waits_for_room_and_ends_leaves_its_place(make_cell: MakeCell) -
     assert cell.state.storages["storage"].fetching.due == {}
 
 
-def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell: MakeCell) -> None:
     """What is put off begins when the request is among the first in line."""
     cell = make_cell(page_size=PAGE, pages=64, host_pages=60, disk_chunks=100, max_running=1, disk_writes="off")
     put_on_disk(cell, prompt(3))
@@ -285,9 +267,8 @@ def test_nothing_is_fetched_for_the_end_of_a_long_queue(make_cell: MakeCell, ord
 
     name = cell.submit(prompt(3), max_tokens=1)
     assert cell.state.requests[name].prefetch.is_due
-    assert fetch_orders(cell, orders) == []
+    assert orders_of(cell, FetchChunks) == []
     cell.drain()
 
-    assert len(fetch_orders(cell, orders)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
     assert cell.admitted[-1].disk_tokens == 3 * CHUNK
-    cell.check_answers()

@@ -13,7 +13,7 @@ from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.stateful.model_hidden import COSTS
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, timer_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_in_store, put_on_disk
 from tests.unit.scheduler.core.restoring_cells import (
     SLOW_DISK,
@@ -24,8 +24,8 @@ from tests.unit.scheduler.core.restoring_cells import (
     put_hidden_in_store,
     restores,
     restoring_cell,
+    rot_hidden,
     storage_obeys,
-    worker_goes_on,
 )
 
 EACH = CHUNK // PAGE
@@ -44,11 +44,11 @@ def cell_that(make_cell: MakeCell) -> MakeCell:
 
 
 @pytest.fixture
-def asked(orders: FindOrders) -> Asked:
+def asked() -> Asked:
     """(Form, first token, chunks) of every fetch so far, from an input on."""
 
     def find(cell: CellModel, since: int = 0) -> list[tuple[str, int, int]]:
-        found = [order for outputs in cell.outputs[since:] for order in orders(outputs, FetchChunks)]
+        found = orders_of(cell, FetchChunks, since=since)
         return [(order.form, order.depth, len(order.host_pages) // 4 // EACH) for order in found]
 
     return find
@@ -71,20 +71,17 @@ def test_hidden_states_that_only_the_store_has_are_restored(cell_that: MakeCell,
     cell = cell_that()
     put_hidden_in_store(cell, prompt(3))
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell) == [(HIDDEN, 0, 3)]
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
     assert (cell.workers["worker-0"].prefilled_tokens, hidden_pool(cell).leased) == (3, 0)
-    cell.check_answers()
 
 
 def test_another_node_restores_what_the_first_one_saved(cell_that: MakeCell, asked: Asked) -> None:
     """Its hidden states went to the object store as they were saved; of the first node nothing is left."""
     cell = cell_that(disk_writes="through")
-    cell.submit(prompt(3), max_tokens=1)
-    cell.drain()
+    cell.serve(prompt(3), max_tokens=1)
     assert cell.state.counters["saved_hidden_chunks"] == 3
     cell.lose_worker("worker-0")
     cell.lose_storage("storage")
@@ -93,12 +90,10 @@ def test_another_node_restores_what_the_first_one_saved(cell_that: MakeCell, ask
     cell.drain()
     since = len(cell.outputs)
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell, since) == [(HIDDEN, 0, 3)]
     assert cell.workers["worker-b"].restored_tokens == 3 * CHUNK
-    cell.check_answers()
 
 
 def test_a_few_chunks_are_asked_for_and_then_the_rest(cell_that: MakeCell, asked: Asked) -> None:
@@ -106,12 +101,10 @@ def test_a_few_chunks_are_asked_for_and_then_the_rest(cell_that: MakeCell, asked
     cell = cell_that(hidden_pages=100 * EACH, pages=128)
     put_hidden_in_store(cell, prompt(20))
 
-    cell.submit(prompt(20))
-    cell.drain()
+    cell.serve(prompt(20))
 
     assert asked(cell) == [(HIDDEN, 0, 16), (HIDDEN, 16 * CHUNK, 4)]
     assert cell.workers["worker-0"].restored_tokens == 20 * CHUNK
-    cell.check_answers()
 
 
 def test_a_run_ends_where_the_store_has_no_more(cell_that: MakeCell, asked: Asked) -> None:
@@ -119,14 +112,12 @@ def test_a_run_ends_where_the_store_has_no_more(cell_that: MakeCell, asked: Aske
     cell = cell_that(hidden_pages=100 * EACH, pages=128)
     put_hidden_in_store(cell, prompt(20), chunks=18)
 
-    cell.submit(prompt(20))
-    cell.drain()
+    cell.serve(prompt(20))
 
     assert asked(cell) == [(HIDDEN, 0, 16), (HIDDEN, 16 * CHUNK, 4)]
     assert cell.workers["worker-0"].restored_tokens == 18 * CHUNK
     assert "hidden_fetches_failed" not in cell.state.counters
     assert hidden_pool(cell).leased == 0
-    cell.check_answers()
 
 
 def test_a_small_pool_is_used_again_and_again(cell_that: MakeCell) -> None:
@@ -134,12 +125,10 @@ def test_a_small_pool_is_used_again_and_again(cell_that: MakeCell) -> None:
     cell = cell_that(hidden_pages=4 * EACH)
     put_hidden_in_store(cell, prompt(8))
 
-    cell.submit(prompt(8))
-    cell.drain()
+    cell.serve(prompt(8))
 
     assert cell.workers["worker-0"].restored_tokens == 8 * CHUNK
     assert hidden_pool(cell).leased == 0
-    cell.check_answers()
 
 
 def test_how_far_hidden_states_go_is_waited_for(cell_that: MakeCell) -> None:
@@ -157,7 +146,6 @@ def test_how_far_hidden_states_go_is_waited_for(cell_that: MakeCell) -> None:
     assert present(cell.state.requests[name].hidden.run).goal == 2 * CHUNK
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == 2 * CHUNK
-    cell.check_answers()
 
 
 def test_the_end_of_a_question_is_heard_after_its_last_part(cell_that: MakeCell) -> None:
@@ -172,7 +160,6 @@ def test_the_end_of_a_question_is_heard_after_its_last_part(cell_that: MakeCell)
 
     assert [order.request_id for order in cell.admitted] == [name]
     cell.drain()
-    cell.check_answers()
 
 
 @pytest.mark.parametrize("saves_kv", [False, True])
@@ -196,7 +183,6 @@ def test_what_nobody_has_seen_is_asked_for_in_both_forms_and_computed(
     assert cell.state.counters["store_questions_in_vain"] == 1
     assert "restores_refused" not in cell.state.counters
     assert hidden_pool(cell).leased == 0
-    cell.check_answers()
 
 
 def test_hidden_states_are_found_where_the_cell_saves_kv(cell_that: MakeCell, asked: Asked) -> None:
@@ -208,13 +194,11 @@ def test_hidden_states_are_found_where_the_cell_saves_kv(cell_that: MakeCell, as
     put_in_store(cell, prompt(1))
     put_hidden_in_store(cell, prompt(3))
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell) == [("kv", 0, 3), (HIDDEN, CHUNK, 2)]
     assert cell.admitted[-1].remote_tokens == CHUNK
     assert cell.workers["worker-0"].restored_tokens == 2 * CHUNK
-    cell.check_answers()
 
 
 def test_behind_kv_of_the_disk_hidden_states_are_asked_for(cell_that: MakeCell, asked: Asked) -> None:
@@ -223,12 +207,10 @@ def test_behind_kv_of_the_disk_hidden_states_are_asked_for(cell_that: MakeCell, 
     put_on_disk(cell, prompt(1))
     put_hidden_in_store(cell, prompt(3))
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell) == [("kv", 0, 1), (HIDDEN, CHUNK, 2)]
     assert cell.workers["worker-0"].restored_tokens == 2 * CHUNK
-    cell.check_answers()
 
 
 @pytest.mark.parametrize(
@@ -244,8 +226,7 @@ def test_the_setting_says_what_may_be_asked_for(
     """``kv`` never asks for hidden states, and ``hidden`` for nothing else."""
     cell = cell_that(restoring=restoring)
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell) == expected
 
@@ -266,8 +247,7 @@ def test_a_worker_that_cannot_project_asks_for_kv(cell_that: MakeCell, asked: As
     cell.lose_worker("worker-0")
     cell.add_worker("worker-9", pages=64)
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell) == [("kv", 0, 3)]
 
@@ -287,11 +267,9 @@ def test_hidden_states_of_the_disk_are_not_asked_for_behind_their_end(cell_that:
     put_hidden(cell, prompt(3), chunks=2)
     put_hidden_in_store(cell, prompt(3))
 
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert asked(cell) == [(HIDDEN, 0, 2)]
-    cell.check_answers()
 
 
 def test_who_shares_a_prefix_asks_once_for_all(cell_that: MakeCell, asked: Asked) -> None:
@@ -303,7 +281,6 @@ def test_who_shares_a_prefix_asks_once_for_all(cell_that: MakeCell, asked: Asked
     cell.drain()
 
     assert asked(cell) == [(HIDDEN, 0, 3), ("kv", 0, 3)]
-    cell.check_answers()
 
 
 def test_who_shares_a_prefix_is_restored_once_for_all(cell_that: MakeCell, asked: Asked) -> None:
@@ -317,7 +294,6 @@ def test_who_shares_a_prefix_is_restored_once_for_all(cell_that: MakeCell, asked
 
     assert asked(cell) == [(HIDDEN, 0, 3)]
     assert [order.device_tokens for order in cell.admitted] == [0, 3 * CHUNK, 3 * CHUNK]
-    cell.check_answers()
 
 
 def test_without_room_a_request_is_looked_at_again_and_goes_on_with_kv(cell_that: MakeCell, asked: Asked) -> None:
@@ -331,7 +307,6 @@ def test_without_room_a_request_is_looked_at_again_and_goes_on_with_kv(cell_that
     cell.drain()
 
     assert asked(cell) == [("kv", 0, 3)]
-    cell.check_answers()
 
 
 def test_the_second_form_is_given_up_for_a_while(cell_that: MakeCell, asked: Asked) -> None:
@@ -339,8 +314,7 @@ def test_the_second_form_is_given_up_for_a_while(cell_that: MakeCell, asked: Ask
     cell = cell_that()
 
     for kind in range(1, 18):
-        cell.submit(prompt(1, kind=kind))
-        cell.drain()
+        cell.serve(prompt(1, kind=kind))
     found = [form for form, _, _ in asked(cell)]
     assert (found.count(HIDDEN), found.count("kv")) == (17, 8 + 2)
     assert cell.state.counters["store_questions_spared"] == 7
@@ -349,10 +323,8 @@ def test_the_second_form_is_given_up_for_a_while(cell_that: MakeCell, asked: Ask
     cell.state.storages["storage"].fetching.blanks.kv = 24
     put_in_store(cell, prompt(1, kind=20))
     for kind in (20, 21):
-        cell.submit(prompt(1, kind=kind))
-        cell.drain()
+        cell.serve(prompt(1, kind=kind))
     assert [form for form, _, _ in asked(cell, since)] == [HIDDEN, "kv"] * 2
-    cell.check_answers()
 
 
 def test_a_question_that_came_whole_is_answered_by_its_end(cell_that: MakeCell) -> None:
@@ -387,7 +359,6 @@ def test_who_follows_waits_as_long_as_who_asks(cell_that: MakeCell) -> None:
     assert cell.admitted == []
     assert cell.state.requests[other].wait.fetch
     cell.drain()
-    cell.check_answers()
 
 
 def test_kv_that_could_not_be_read_is_not_ordered_again(cell_that: MakeCell, asked: Asked) -> None:
@@ -403,7 +374,6 @@ def test_kv_that_could_not_be_read_is_not_ordered_again(cell_that: MakeCell, ask
 
     assert asked(cell) == [("kv", 0, 3), (HIDDEN, 0, 3)]
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
-    cell.check_answers()
 
 
 def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that: MakeCell) -> None:
@@ -426,10 +396,9 @@ def test_what_was_learned_of_the_store_is_forgotten_with_admission(cell_that: Ma
         cell.round()
     assert (request.prefetch.lacks.hidden_from, request.prefetch.lacks.kv_from) == (-1, -1)
     cell.drain()
-    cell.check_answers()
 
 
-def test_best_effort_waits_for_no_answer(cell_that: MakeCell, orders: FindOrders) -> None:
+def test_best_effort_waits_for_no_answer(cell_that: MakeCell) -> None:
     """A question is called off when its request could run, and its pages come back."""
     cell = cell_that(prefetch_wait="best_effort")
     put_hidden_in_store(cell, prompt(3))
@@ -440,7 +409,6 @@ def test_best_effort_waits_for_no_answer(cell_that: MakeCell, orders: FindOrders
     assert len(orders(cell.outputs[-1], CancelFetch)) == 1
     cell.drain()
     assert hidden_pool(cell).leased == 0
-    cell.check_answers()
 
 
 def test_a_wait_that_is_over_uses_what_has_come(cell_that: MakeCell) -> None:
@@ -449,15 +417,12 @@ def test_a_wait_that_is_over_uses_what_has_come(cell_that: MakeCell) -> None:
     put_hidden_in_store(cell, prompt(3))
     name = cell.submit(prompt(3))
     bring(cell, 1)
-    (timer,) = [timer for timer in cell.timers if timer.startswith("prefetch.")]
-
-    cell.fire(timer)
+    cell.fire(timer_of(cell, "prefetch."))
 
     assert [order.request_id for order in cell.admitted] == [name]
     assert present(cell.state.requests[name].hidden.run).arrived == CHUNK
     cell.drain()
     assert cell.workers["worker-0"].restored_tokens == 3 * CHUNK
-    cell.check_answers()
 
 
 def test_an_answer_that_is_late_is_a_fault(cell_that: MakeCell) -> None:
@@ -465,9 +430,7 @@ def test_an_answer_that_is_late_is_a_fault(cell_that: MakeCell) -> None:
     cell = cell_that()
     put_hidden_in_store(cell, prompt(3))
     name = cell.submit(prompt(3))
-    (timer,) = [timer for timer in cell.timers if timer.startswith("fetch.")]
-
-    cell.fire(timer)
+    cell.fire(timer_of(cell, "fetch."))
 
     assert [order.request_id for order in cell.admitted] == [name]
     assert cell.state.requests[name].hidden.refusals == 1
@@ -479,8 +442,7 @@ def test_what_the_store_has_is_not_taken_for_the_disks_speed(cell_that: MakeCell
     """Neither form teaches the rate of the disk, and nothing is predicted of a question."""
     cell = cell_that()
     put_hidden_in_store(cell, prompt(3))
-    cell.submit(prompt(3))
-    cell.drain()
+    cell.serve(prompt(3))
 
     assert cell.state.storages["storage"].fetching.disk_rate.observations == 0
     assert cell.state.predictions.by_kind == {}
@@ -493,12 +455,9 @@ def test_a_rotten_page_of_the_store_is_refused_like_any(cell_that: MakeCell) -> 
     name = cell.submit(prompt(2))
     bring_at_once(cell, 2)
     bring(cell, 1)
-    assert cell.storages["storage"].hidden_pool is not None
-    for page in cell.storages["storage"].hidden_pool.memory.values():
-        page.is_corrupt = True
+    rot_hidden(cell)
     worker_goes_on(cell)
 
     assert cell.state.requests[name].hidden.refusals == 1
     cell.drain()
-    cell.check_answers()
     assert hidden_pool(cell).leased == 0

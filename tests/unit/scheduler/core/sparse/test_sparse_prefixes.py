@@ -4,14 +4,13 @@ import pytest
 from msgspec import structs
 
 from services.scheduler.core.cache.page_pool import PagePool
-from services.scheduler.core.cache.prefix_match import match_prefix
 from services.scheduler.core.queue import batching
 from services.scheduler.core.queue.batch_builder import BatchBuilder
 from services.scheduler.core.sparse.sparse_prefixes import begin_sparse, pages_for_chosen, sparse_order
 from services.scheduler.core.sparse.sparse_records import SparseSpan
 from services.scheduler.core.step import Step
 from shared.errors import InvariantViolated
-from shared.messages.base import pack_int32, unpack_int32
+from shared.messages.base import unpack_int32
 from shared.messages.cell_events import FlushCache
 from shared.messages.pools import HIDDEN
 from shared.messages.requests import Importance
@@ -20,10 +19,10 @@ from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
 from tests.stateful.model_hidden import COSTS
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, FindOrdersOfCell, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of, path_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, PAGE, prompt, put_on_disk
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_hidden, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import SLOW_DISK, put_hidden
 
 EACH = CHUNK // PAGE
 SLOW_DEVICE = structs.replace(COSTS, token_us=1e5)
@@ -36,12 +35,6 @@ def cell_that(make_cell: MakeCell) -> MakeCell:
     return lambda **settings: sparse_cell(make_cell, **settings)
 
 
-@pytest.fixture
-def ordered(orders: FindOrders) -> FindOrdersOfCell:
-    """Orders of one kind so far."""
-    return lambda cell, kind: [order for outputs in cell.outputs for order in orders(outputs, kind)]
-
-
 def device(cell: CellModel) -> PagePool:
     """The core's pool of the worker's pages."""
     return cell.state.workers["worker-0"].pool
@@ -49,11 +42,10 @@ def device(cell: CellModel) -> PagePool:
 
 def known_tokens(cell: CellModel, tokens: list[int]) -> int:
     """Leading tokens that the tree knows."""
-    path = match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))
-    return sum(pages for _, pages in path) * PAGE
+    return sum(pages for _, pages in path_of(cell, tokens)) * PAGE
 
 
-def test_what_is_only_on_the_disk_is_read_in_part(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_what_is_only_on_the_disk_is_read_in_part(cell_that: MakeCell) -> None:
     """The request waits for nothing; its table has no pages there, and a quarter as many beside it."""
     cell = cell_that()
     names = put_in_parts(cell, prompt(4))
@@ -70,11 +62,10 @@ def test_what_is_only_on_the_disk_is_read_in_part(cell_that: MakeCell, ordered: 
     assert unpack_int32(order.pages)[: 4 * EACH] == [-1] * 4 * EACH
     assert min(unpack_int32(order.pages)[4 * EACH :]) >= 0
     assert order.cached_tokens == 4 * CHUNK
-    assert not ordered(cell, FetchChunks)
+    assert not orders_of(cell, FetchChunks)
     assert device(cell).leased == EACH + 1
     assert cell.state.requests[name].own_pages == order.pages[4 * EACH * 4 :] + sparse.pages
     cell.drain()
-    cell.check_answers()
     assert device(cell).leased == 0
     assert cell.workers["worker-0"].sparse_tokens == 4 * CHUNK
 
@@ -92,7 +83,7 @@ def test_usage_counts_what_is_exact_alone(cell_that: MakeCell) -> None:
     assert cell.state.counters["sparse_disk_bytes"] > 0
 
 
-def test_nothing_computed_behind_it_is_kept(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_nothing_computed_behind_it_is_kept(cell_that: MakeCell) -> None:
     """Neither in the tree, nor in host memory, nor on the disk, whatever the settings of writing say."""
     cell = cell_that(host_writes="through", disk_writes="through", admission="all")
     put_in_parts(cell, prompt(4))
@@ -100,12 +91,12 @@ def test_nothing_computed_behind_it_is_kept(cell_that: MakeCell, ordered: FindOr
     answered(cell, prompt(4, tail=2 * CHUNK), importance=QUARTER, max_tokens=40, ignore_eos=True)
 
     assert known_tokens(cell, prompt(4, tail=2 * CHUNK)) == 0
-    assert not ordered(cell, SaveChunks)
-    assert not ordered(cell, BackupPages)
+    assert not orders_of(cell, SaveChunks)
+    assert not orders_of(cell, BackupPages)
     assert cell.state.tree.nodes == {}
 
 
-def test_a_request_that_does_not_allow_it_is_exact(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_a_request_that_does_not_allow_it_is_exact(cell_that: MakeCell) -> None:
     """The same chunks are fetched for it as a whole."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -114,7 +105,7 @@ def test_a_request_that_does_not_allow_it_is_exact(cell_that: MakeCell, ordered:
 
     assert order.sparse is None
     assert order.disk_tokens == 4 * CHUNK
-    assert len(ordered(cell, FetchChunks)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +144,6 @@ def test_what_the_worker_can_reuse_is_used_exactly(cell_that: MakeCell) -> None:
     )
     assert -1 not in unpack_int32(order.pages)[: 2 * EACH]
     cell.drain()
-    cell.check_answers()
     assert known_tokens(cell, prompt(6)) == 2 * CHUNK
 
 
@@ -290,7 +280,6 @@ def test_nobody_waits_for_what_is_lossy(cell_that: MakeCell) -> None:
     assert not cell.state.requests[second].wait.producer
     assert not cell.state.requests[third].wait.producer
     cell.drain()
-    cell.check_answers()
 
 
 def test_who_is_passed_over_announces_nothing_that_is_lossy(cell_that: MakeCell) -> None:
@@ -322,7 +311,6 @@ def test_what_another_is_computing_behind_it_is_waited_for(cell_that: MakeCell) 
 
     assert cell.state.requests[lossy].wait.producer == exact
     cell.drain()
-    cell.check_answers()
 
 
 def test_what_comes_up_meanwhile_is_used_exactly(cell_that: MakeCell) -> None:
@@ -331,14 +319,11 @@ def test_what_comes_up_meanwhile_is_used_exactly(cell_that: MakeCell) -> None:
     put_in_parts(cell, prompt(4))
     cell.submit(prompt(1, kind=9), max_tokens=20, ignore_eos=True)
     exact = cell.submit(prompt(4), priority=1)
-    lossy = cell.submit(prompt(4, tail=9), importance=QUARTER)
-
-    cell.drain()
+    lossy = cell.serve(prompt(4, tail=9), importance=QUARTER)
 
     order = next(order for order in cell.admitted if order.request_id == lossy)
     assert (order.sparse, order.cached_tokens) == (None, 4 * CHUNK)
     assert [order.request_id for order in cell.admitted].index(exact) == 1
-    cell.check_answers()
 
 
 def test_chunks_that_are_dropped_before_admission_end_it_earlier(cell_that: MakeCell) -> None:
@@ -357,10 +342,9 @@ def test_chunks_that_are_dropped_before_admission_end_it_earlier(cell_that: Make
     order = next(order for order in cell.admitted if order.request_id == lossy)
     assert order.sparse is not None
     assert order.sparse.end == 3 * CHUNK
-    cell.check_answers()
 
 
-def test_a_choice_that_is_void_is_made_anew(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_a_choice_that_is_void_is_made_anew(cell_that: MakeCell) -> None:
     """The chunks are gone in that form before its turn: they are fetched as KV."""
     cell = cell_that(max_running=1)
     names = put_in_parts(cell, prompt(4))
@@ -375,7 +359,6 @@ def test_a_choice_that_is_void_is_made_anew(cell_that: MakeCell, ordered: FindOr
     order = next(order for order in cell.admitted if order.request_id == lossy)
     assert (order.sparse, order.disk_tokens) == (None, 4 * CHUNK)
     assert cell.state.counters["sparse_choices_dropped"] == 1
-    cell.check_answers()
 
 
 def test_a_refusal_costs_an_attempt_and_no_failure(cell_that: MakeCell) -> None:
@@ -397,16 +380,13 @@ def test_a_preempted_request_is_decided_for_anew(cell_that: MakeCell) -> None:
     cell = cell_that(pages=14, lease_tokens=PAGE, importance_caching=False)
     put_in_parts(cell, prompt(4))
     cell.submit(prompt(4), importance=QUARTER, max_tokens=5 * PAGE, ignore_eos=True)
-    second = cell.submit(prompt(4, tail=5), importance=QUARTER, max_tokens=5 * PAGE, ignore_eos=True)
-
-    cell.drain()
+    second = cell.serve(prompt(4, tail=5), importance=QUARTER, max_tokens=5 * PAGE, ignore_eos=True)
 
     assert cell.state.counters["preemptions"] > 0
     again = [order for order in cell.admitted if order.request_id == second][-1]
     assert again.attempt > 1
     assert again.sparse is not None
     assert device(cell).free == device(cell).total
-    cell.check_answers()
 
 
 def test_a_lost_worker_takes_its_sparse_prefix_along(cell_that: MakeCell) -> None:
@@ -422,7 +402,6 @@ def test_a_lost_worker_takes_its_sparse_prefix_along(cell_that: MakeCell) -> Non
     cell.drain()
 
     assert [order.sparse is not None for order in cell.admitted] == [True, True]
-    cell.check_answers()
 
 
 def test_a_request_that_moves_is_decided_for_anew(cell_that: MakeCell) -> None:
@@ -438,7 +417,6 @@ def test_a_request_that_moves_is_decided_for_anew(cell_that: MakeCell) -> None:
     (order,) = [order for order in cell.admitted if order.request_id == lossy]
     assert (cell.state.requests[lossy].worker_id, order.sparse) == ("worker-1", None)
     cell.drain()
-    cell.check_answers()
 
 
 def test_a_cancelled_request_gives_its_pages_back(cell_that: MakeCell) -> None:
@@ -465,7 +443,6 @@ def test_a_lost_storage_voids_the_choice(cell_that: MakeCell) -> None:
 
     order = next(order for order in cell.admitted if order.request_id == lossy)
     assert (order.sparse, order.cached_tokens) == (None, 0)
-    cell.check_answers()
 
 
 def test_no_hidden_states_of_it_are_saved(cell_that: MakeCell) -> None:
@@ -494,9 +471,7 @@ def test_hidden_states_are_preferred_where_they_are_as_fast(cell_that: MakeCell)
     assert cell.state.counters["restorations_planned_hidden"] == 1
 
 
-def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(
-    cell_that: MakeCell, ordered: FindOrdersOfCell
-) -> None:
+def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(cell_that: MakeCell) -> None:
     """Its chunks are on their way for another: exact costs nothing more."""
     cell = cell_that()
     put_in_parts(cell, prompt(4))
@@ -505,7 +480,7 @@ def test_a_prompt_in_the_making_is_joined_rather_than_read_in_part(
     order = answered(cell, prompt(4, tail=4), importance=QUARTER)
 
     assert (order.sparse, order.cached_tokens) == (None, 4 * CHUNK)
-    assert len(ordered(cell, FetchChunks)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
 
 
 def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,9 +494,7 @@ def test_a_long_prefix_is_sparse_beyond_one_fetch(cell_that: MakeCell, monkeypat
     assert present(answered(cell, prompt(5), importance=QUARTER).sparse).end == 5 * CHUNK
 
 
-def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(
-    cell_that: MakeCell, ordered: FindOrdersOfCell
-) -> None:
+def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(cell_that: MakeCell) -> None:
     """Chunks whose second form was not made yet come whole, and what follows is decided then."""
     cell = cell_that()
     names = put_in_parts(cell, prompt(4))
@@ -530,7 +503,7 @@ def test_kv_without_parts_is_fetched_before_what_can_be_read_in_part(
     order = answered(cell, prompt(4), importance=QUARTER)
 
     assert order.sparse is None or order.sparse.start >= CHUNK
-    assert ordered(cell, FetchChunks)
+    assert orders_of(cell, FetchChunks)
 
 
 def test_an_exact_request_never_gets_one() -> None:

@@ -11,10 +11,10 @@ from shared.messages.storage_plans import CancelFetch, FetchChunks
 from tests.present import present
 from tests.stateful import model_sparse
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, FindOrdersOfCell, MakeCell, SetHeat
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders_of, set_heat, timer_of, worker_goes_on
 from tests.unit.scheduler.core.fetching import CHUNK, host_tokens, prompt
 from tests.unit.scheduler.core.reading_in_part import QUARTER, answered, put_in_parts, sparse_cell, storage_of
-from tests.unit.scheduler.core.restoring_cells import storage_obeys, worker_goes_on
+from tests.unit.scheduler.core.restoring_cells import storage_obeys
 
 
 @pytest.fixture
@@ -29,12 +29,6 @@ def cell_that(make_cell: MakeCell) -> MakeCell:
     return make
 
 
-@pytest.fixture
-def ordered(orders: FindOrders) -> FindOrdersOfCell:
-    """Orders of one kind so far."""
-    return lambda cell, kind: [order for outputs in cell.outputs for order in orders(outputs, kind)]
-
-
 def read_in_part(cell: CellModel, tokens: list[int]) -> None:
     """A lossy request's first chunk is computed; the storage does nothing yet."""
     cell.submit(tokens, importance=QUARTER, max_tokens=1)
@@ -42,11 +36,11 @@ def read_in_part(cell: CellModel, tokens: list[int]) -> None:
     worker_goes_on(cell)
 
 
-def test_a_prefix_that_is_read_often_comes_up(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_a_prefix_that_is_read_often_comes_up(cell_that: MakeCell) -> None:
     """At the second read; whoever comes next, exact or not, finds all of it in host memory."""
     cell = cell_that()
     answered(cell, prompt(4), importance=QUARTER)
-    assert not ordered(cell, FetchChunks)
+    assert not orders_of(cell, FetchChunks)
 
     answered(cell, prompt(4), importance=QUARTER)
 
@@ -97,7 +91,7 @@ def test_few_chunks_come_at_a_time(cell_that: MakeCell, monkeypatch: pytest.Monk
     assert host_tokens(cell, prompt(4)) == 2 * CHUNK
 
 
-def test_nothing_comes_up_while_others_wait_for_the_disk(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_nothing_comes_up_while_others_wait_for_the_disk(cell_that: MakeCell) -> None:
     """A fetch of another is under way."""
     cell = cell_that()
     read_in_part(cell, prompt(4))
@@ -108,7 +102,7 @@ def test_nothing_comes_up_while_others_wait_for_the_disk(cell_that: MakeCell, or
     read_in_part(cell, prompt(4))
 
     assert "warmings_started" not in cell.state.counters
-    assert len(ordered(cell, FetchChunks)) == 1
+    assert len(orders_of(cell, FetchChunks)) == 1
     cell.drain()
 
 
@@ -139,9 +133,7 @@ def test_it_stays_within_its_part_of_the_pool(cell_that: MakeCell) -> None:
 
 
 @pytest.mark.parametrize(("frequency", "comes"), [(200, False), (1, True)])
-def test_what_would_have_to_go_is_worth_no_more(
-    cell_that: MakeCell, set_heat: SetHeat, frequency: int, comes: bool
-) -> None:
+def test_what_would_have_to_go_is_worth_no_more(cell_that: MakeCell, frequency: int, comes: bool) -> None:
     """A full host pool gives way to what is hotter than its coldest copies, and to nothing else."""
     cell = cell_that(host_pages=8, prefetch_fraction=1.0, host_writes="through")
     answered(cell, prompt(4, kind=5), max_tokens=1)
@@ -156,7 +148,7 @@ def test_what_would_have_to_go_is_worth_no_more(
     assert cell.state.counters.get("warmings_refused", 0) == (0 if comes else 2)
 
 
-def test_it_is_joined_by_who_waits(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_it_is_joined_by_who_waits(cell_that: MakeCell) -> None:
     """An exact request shares the fetch; when it goes, the fetch goes on all the same."""
     cell = cell_that()
     for _ in range(2):
@@ -166,7 +158,7 @@ def test_it_is_joined_by_who_waits(cell_that: MakeCell, ordered: FindOrdersOfCel
 
     cell.cancel(exact)
 
-    assert not ordered(cell, CancelFetch)
+    assert not orders_of(cell, CancelFetch)
     cell.drain()
     assert host_tokens(cell, prompt(4)) == 4 * CHUNK
 
@@ -182,7 +174,7 @@ def test_only_what_is_on_the_disk_as_kv_comes_up(cell_that: MakeCell) -> None:
     assert host_tokens(cell, prompt(4)) == 2 * CHUNK
 
 
-def test_what_is_in_host_memory_already_is_not_fetched(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_what_is_in_host_memory_already_is_not_fetched(cell_that: MakeCell) -> None:
     """It came up while the request that reads it in part was under way."""
     cell = cell_that()
     answered(cell, prompt(4), importance=QUARTER)
@@ -194,8 +186,7 @@ def test_what_is_in_host_memory_already_is_not_fetched(cell_that: MakeCell, orde
 
     cell.drain()
 
-    assert len(ordered(cell, FetchChunks)) == 1
-    cell.check_answers()
+    assert len(orders_of(cell, FetchChunks)) == 1
 
 
 def test_without_a_host_tier_nothing_comes_up(cell_that: MakeCell) -> None:
@@ -211,16 +202,14 @@ def test_without_a_host_tier_nothing_comes_up(cell_that: MakeCell) -> None:
     assert "warmings_started" not in cell.state.counters
 
 
-def test_a_deadline_ends_it_like_any_other_fetch(cell_that: MakeCell, ordered: FindOrdersOfCell) -> None:
+def test_a_deadline_ends_it_like_any_other_fetch(cell_that: MakeCell) -> None:
     """Nobody waited; the storage gets nothing more until it answers."""
     cell = cell_that()
     for _ in range(2):
         read_in_part(cell, prompt(4))
-    (timer,) = [name for name in cell.timers if name.startswith("fetch.")]
+    cell.fire(timer_of(cell, "fetch."))
 
-    cell.fire(timer)
-
-    assert len(ordered(cell, CancelFetch)) == 1
+    assert len(orders_of(cell, CancelFetch)) == 1
     assert storage_of(cell).fetching.late == 1
     cell.drain()
     assert storage_of(cell).fetching.late == 0

@@ -7,24 +7,18 @@ from services.scheduler.core.state import Worker
 from services.scheduler.core.step import Step
 from shared.messages.storage_plans import BackupPages
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, host_pool, orders_of
 
 
 def start_backup(cell: CellModel) -> int:
     """Fill the device and ask for more; returns the id of the transfer that this leads to."""
-    cell.submit([1] * 40, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 40, max_tokens=1)
     cell.submit([2] * 40, max_tokens=1, request_id="next")
     (transfer_id,) = cell.state.transfers
     return transfer_id
 
 
-def backups(cell: CellModel, orders: FindOrders) -> list[BackupPages]:
-    """All backups ordered."""
-    return [order for outputs in cell.outputs for order in orders(outputs, BackupPages)]
-
-
-def test_pages_under_backup_are_not_reused(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_pages_under_backup_are_not_reused(make_cell: MakeCell) -> None:
     """The request that needs them waits for BackupDone."""
     cell = make_cell(pages=12, host_pages=60)
     start_backup(cell)
@@ -33,20 +27,17 @@ def test_pages_under_backup_are_not_reused(make_cell: MakeCell, orders: FindOrde
     cell.storages["storage"].step()
     cell.deliver(cell.storages["storage"])
     assert cell.admitted[-1].request_id == "next"
-    (order,) = backups(cell, orders)
+    (order,) = orders_of(cell, BackupPages)
     assert len(order.identities) == len(order.host_pages) * 4 == len(order.device_pages) * 4
 
 
 def test_a_prefix_that_is_used_while_it_is_backed_up_stays(make_cell: MakeCell) -> None:
     """The device pages are still good; the backup only adds a copy."""
     cell = make_cell(pages=14, host_pages=60, max_running=4)
-    cell.submit([1] * 40, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 40, max_tokens=1)
     cell.submit([2] * 24, max_tokens=1)
     assert cell.state.transfers
-    cell.submit([1] * 40, max_tokens=1, request_id="again", priority=1)
-
-    cell.drain()
+    cell.serve([1] * 40, max_tokens=1, request_id="again", priority=1)
 
     assert cell.admitted[-2].request_id == "again"
     assert cell.admitted[-2].device_tokens > 0
@@ -60,8 +51,7 @@ def test_a_failed_backup_drops_the_pages(make_cell: MakeCell) -> None:
     cell.drain()
 
     assert cell.state.counters["backups_failed"] == 1
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.cached == 0
+    assert host_pool(cell).cached == 0
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
@@ -74,30 +64,28 @@ def test_a_late_backup_keeps_its_pages_until_it_answers(make_cell: MakeCell) -> 
 
     assert cell.state.counters["backups_failed"] == 1
     assert cell.admitted[-1].request_id != "next"
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.leased > 0
+    assert host_pool(cell).leased > 0
     cell.storages["storage"].step()
     cell.deliver(cell.storages["storage"])
-    assert cell.state.storages["storage"].pool.leased == 0
-    assert cell.state.storages["storage"].pool.cached == 0
+    assert host_pool(cell).leased == 0
+    assert host_pool(cell).cached == 0
     cell.drain()
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
-def test_a_storage_that_is_late_gets_no_more_backups(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_storage_that_is_late_gets_no_more_backups(make_cell: MakeCell) -> None:
     """Until it answers, eviction drops what it must."""
     cell = make_cell(pages=24, host_pages=60)
     cell.submit([1] * 40, max_tokens=1)
-    cell.submit([3] * 36, max_tokens=1)
-    cell.drain()
+    cell.serve([3] * 36, max_tokens=1)
     cell.submit([2] * 40, max_tokens=1, request_id="next")
     (transfer_id,) = cell.state.transfers
-    before = len(backups(cell, orders))
+    before = len(orders_of(cell, BackupPages))
 
     cell.fire(f"backup.{transfer_id}")
 
     assert cell.admitted[-1].request_id == "next"
-    assert len(backups(cell, orders)) == before
+    assert len(orders_of(cell, BackupPages)) == before
 
 
 def test_a_lost_storage_ends_its_backups(make_cell: MakeCell) -> None:
@@ -120,33 +108,28 @@ def test_host_pages_of_a_lost_workers_backup_wait_for_the_answer(make_cell: Make
 
     cell.lose_worker("worker-0")
 
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.leased > 0
+    assert host_pool(cell).leased > 0
     cell.add_worker("worker-0", pages=12)
     cell.drain()
-    assert cell.state.storages["storage"].pool.leased == 0
+    assert host_pool(cell).leased == 0
 
 
 def test_the_host_pool_evicts_its_oldest(make_cell: MakeCell) -> None:
     """A full host pool makes room by the same policy."""
     cell = make_cell(pages=12, host_pages=21)
     for number in range(5):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
 
     assert cell.state.counters["evicted_pages_host"] > 0
-    cell.submit([3] * 40, max_tokens=1)
-    cell.drain()
+    cell.serve([3] * 40, max_tokens=1)
     assert cell.admitted[-1].host_tokens > 0
 
 
 def test_what_the_host_cannot_take_is_dropped(make_cell: MakeCell) -> None:
     """A node larger than the whole host pool leaves without a copy."""
     cell = make_cell(pages=12, host_pages=2)
-    cell.submit([1] * 40, max_tokens=1)
-    cell.drain()
-    cell.submit([2] * 40, max_tokens=1)
-    cell.drain()
+    cell.serve([1] * 40, max_tokens=1)
+    cell.serve([2] * 40, max_tokens=1)
 
     assert cell.state.counters["evicted_pages_device"] > 0
     assert len(cell.gateways["gateway"].ended) == 2
@@ -158,8 +141,7 @@ def test_an_answer_lets_its_own_worker_go_on_and_leaves_the_others_alone(
     """In a cell of many workers, serving all of them at each backup's end would be most of the work."""
     cell = make_cell(pages=12, host_pages=60, workers=3)
     for number in range(3):
-        cell.submit([number + 1] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number + 1] * 40, max_tokens=1)
     served = []
     serve = main_loop._serve
 

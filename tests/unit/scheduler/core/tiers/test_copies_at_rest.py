@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.cache.prefix_match import match_prefix
-from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.tiers.writes import MOST_ENDS, TOKENS_AT_ONCE
-from shared.messages.base import pack_int32
 from shared.messages.storage_plans import BackupPages
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, FindOrdersOfCell, MakeCell
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, nodes_of, orders_of, worker_goes_on, worker_runs
 
 DOCUMENT = list(range(200))
 PAGE = 16
@@ -28,30 +25,10 @@ def make_tiers(make_cell: MakeCell) -> MakeCell:
     return make
 
 
-@pytest.fixture
-def orders_of(orders: FindOrders) -> FindOrdersOfCell:
-    """Every order of this kind so far."""
-    return lambda cell, kind: [order for outputs in cell.outputs for order in orders(outputs, kind)]
-
-
 def run(cell: CellModel, *prompts: list[int], **request: Any) -> None:
     """Let these prompts be answered, one after another."""
     for prompt in prompts:
-        cell.submit(prompt, **{"max_tokens": 1} | request)
-        cell.drain()
-
-
-def nodes_of(cell: CellModel, tokens: list[int]) -> list[Node]:
-    """The nodes of these tokens, top first."""
-    return [node for node, _ in match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))]
-
-
-def answer(cell: CellModel) -> None:
-    """Let the worker compute all that it was told to, and the storage do nothing."""
-    worker = cell.workers["worker-0"]
-    while worker.step():
-        while cell.deliver(worker):
-            pass
+        cell.serve(prompt, **{"max_tokens": 1} | request)
 
 
 @pytest.mark.parametrize("new", [17, 48, 100])
@@ -69,10 +46,9 @@ def test_a_killed_idle_worker_costs_less_than_a_page(make_tiers: MakeCell, new: 
 
     found = cell.admitted[-1]
     assert found.host_tokens + found.disk_tokens == len(second) // PAGE * PAGE
-    cell.check_answers()
 
 
-def test_an_idle_worker_has_what_it_computed_copied(make_tiers: MakeCell, orders_of: FindOrdersOfCell) -> None:
+def test_an_idle_worker_has_what_it_computed_copied(make_tiers: MakeCell) -> None:
     """Whole pages of the answer too; they stay on the device, and are copied once."""
     cell = make_tiers()
     run(cell, DOCUMENT, max_tokens=50, ignore_eos=True)
@@ -87,16 +63,13 @@ def test_an_idle_worker_has_what_it_computed_copied(make_tiers: MakeCell, orders
     assert cell.state.workers["worker-0"].moves.uncopied == {}
 
 
-def test_a_worker_that_has_something_to_do_copies_nothing(make_tiers: MakeCell, orders_of: FindOrdersOfCell) -> None:
+def test_a_worker_that_has_something_to_do_copies_nothing(make_tiers: MakeCell) -> None:
     """What ended meanwhile gets its copy once nothing runs any more."""
     cell = make_tiers()
     cell.submit(DOCUMENT, max_tokens=1)
     cell.submit([3] * 40, max_tokens=60, ignore_eos=True)
-    worker = cell.workers["worker-0"]
     while len(cell.state.requests) == 2:
-        worker.step()
-        while cell.deliver(worker):
-            pass
+        worker_goes_on(cell)
     assert orders_of(cell, BackupPages) == []
 
     cell.drain()
@@ -105,16 +78,14 @@ def test_a_worker_that_has_something_to_do_copies_nothing(make_tiers: MakeCell, 
     assert len(order.host_pages) // 4 == 12 + 99 // PAGE
 
 
-def test_copies_at_rest_are_of_a_bounded_size_and_one_at_a_time(
-    make_tiers: MakeCell, orders_of: FindOrdersOfCell
-) -> None:
+def test_copies_at_rest_are_of_a_bounded_size_and_one_at_a_time(make_tiers: MakeCell) -> None:
     """A long sequence is cut, and goes from its beginning; each answer brings the next piece."""
     pages = TOKENS_AT_ONCE // PAGE
     cell = make_tiers(pages=3 * pages, host_pages=3 * pages, disk_writes="off", max_batch_tokens=4 * TOKENS_AT_ONCE)
     prompt = [*range(2 * TOKENS_AT_ONCE + 5 * PAGE), 1]
 
     cell.submit(prompt, max_tokens=1)
-    answer(cell)
+    worker_runs(cell)
     assert [len(order.host_pages) // 4 for order in orders_of(cell, BackupPages)] == [pages]
     cell.drain()
 
@@ -123,12 +94,12 @@ def test_copies_at_rest_are_of_a_bounded_size_and_one_at_a_time(
     assert len(nodes_of(cell, prompt)) == 3
 
 
-def test_a_request_that_comes_meanwhile_goes_first(make_tiers: MakeCell, orders_of: FindOrdersOfCell) -> None:
+def test_a_request_that_comes_meanwhile_goes_first(make_tiers: MakeCell) -> None:
     """The next piece waits until the worker is idle again."""
     pages = TOKENS_AT_ONCE // PAGE
     cell = make_tiers(pages=3 * pages, host_pages=3 * pages, disk_writes="off")
     cell.submit([*range(TOKENS_AT_ONCE + 5 * PAGE), 1], max_tokens=1)
-    answer(cell)
+    worker_runs(cell)
 
     cell.submit([9] * 40, max_tokens=20, ignore_eos=True)
     cell.storages["storage"].step()
@@ -139,18 +110,18 @@ def test_a_request_that_comes_meanwhile_goes_first(make_tiers: MakeCell, orders_
     assert sum(len(order.host_pages) // 4 for order in orders_of(cell, BackupPages)) == pages + 5 + 59 // PAGE
 
 
-def test_what_sequences_share_is_copied_once(make_tiers: MakeCell, orders_of: FindOrdersOfCell) -> None:
+def test_what_sequences_share_is_copied_once(make_tiers: MakeCell) -> None:
     """Both ends are copied in one backup, behind what they share."""
     cell = make_tiers(pages=64)
     cell.submit(DOCUMENT[:96] + [1] * 40, max_tokens=1)
     cell.submit(DOCUMENT[:96] + [2] * 40, max_tokens=1)
-    answer(cell)
+    worker_runs(cell)
 
     (order,) = orders_of(cell, BackupPages)
     assert len(order.host_pages) // 4 == 6 + 2 + 2
 
 
-def test_admission_decides_on_copies_at_rest(make_tiers: MakeCell, orders_of: FindOrdersOfCell) -> None:
+def test_admission_decides_on_copies_at_rest(make_tiers: MakeCell) -> None:
     """What is not worth a copy at its eviction is not worth one before, nor is what hangs below it."""
     cell = make_tiers(admission="selective", admission_frequency=2)
     run(cell, DOCUMENT[:96] + [1] * 40)
@@ -163,9 +134,7 @@ def test_admission_decides_on_copies_at_rest(make_tiers: MakeCell, orders_of: Fi
 
 
 @pytest.mark.parametrize("options", [{"copies_at_rest": False}, {"host_tier": False}, {"admission": "none"}])
-def test_nothing_is_copied_at_rest_where_it_is_not_wanted(
-    make_tiers: MakeCell, orders_of: FindOrdersOfCell, options: dict[str, Any]
-) -> None:
+def test_nothing_is_copied_at_rest_where_it_is_not_wanted(make_tiers: MakeCell, options: dict[str, Any]) -> None:
     """It is off, or no copies are made at all; then no ends pile up."""
     cell = make_tiers(**options)
     run(cell, DOCUMENT)
@@ -174,7 +143,7 @@ def test_nothing_is_copied_at_rest_where_it_is_not_wanted(
     assert cell.state.workers["worker-0"].moves.uncopied == {}
 
 
-def test_a_request_that_must_not_write_is_not_copied(make_tiers: MakeCell, orders_of: FindOrdersOfCell) -> None:
+def test_a_request_that_must_not_write_is_not_copied(make_tiers: MakeCell) -> None:
     """It leaves nothing to copy."""
     cell = make_tiers()
     run(cell, DOCUMENT, write=False)
@@ -189,23 +158,18 @@ def test_ends_of_a_worker_that_is_never_idle_are_bounded(make_tiers: MakeCell) -
     cell.submit([5] * 20, max_tokens=2 * MOST_ENDS, ignore_eos=True, request_id="long")
     for number in range(MOST_ENDS + 3):
         cell.submit([number] * 17, max_tokens=1, request_id=f"short-{number}")
-    worker = cell.workers["worker-0"]
     while len(cell.state.requests) > 1:
-        worker.step()
-        while cell.deliver(worker):
-            pass
+        worker_goes_on(cell)
 
     assert len(cell.state.workers["worker-0"].moves.uncopied) == MOST_ENDS
     assert cell.state.counters["ends_forgotten"] == 3
 
 
-def test_a_copy_at_rest_that_fails_is_made_once_its_sequence_is_used_again(
-    make_tiers: MakeCell, orders_of: FindOrdersOfCell
-) -> None:
+def test_a_copy_at_rest_that_fails_is_made_once_its_sequence_is_used_again(make_tiers: MakeCell) -> None:
     """A storage that fails is not asked again and again for the same."""
     cell = make_tiers(disk_writes="off")
     cell.submit(DOCUMENT, max_tokens=1)
-    answer(cell)
+    worker_runs(cell)
     cell.storages["storage"].step(backups_succeed=False)
     cell.drain()
     assert len(orders_of(cell, BackupPages)) == 1

@@ -35,8 +35,7 @@ def grow(cell: CellModel, chance: random.Random) -> None:
     storage = state.storages["storage"]
     for _ in range(chance.randint(0, 3)):
         known = chance.randint(1, PAGES) * PAGE
-        cell.submit([*TOKENS[:known], 7, chance.randrange(100)], max_tokens=1)
-        cell.drain()
+        cell.serve([*TOKENS[:known], 7, chance.randrange(100)], max_tokens=1)
     for node in list(state.tree.nodes.values()):
         if node.parent and chance.random() < 0.4:
             assert storage.pool is not None

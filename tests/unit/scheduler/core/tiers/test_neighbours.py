@@ -2,37 +2,22 @@
 
 import pytest
 
-from services.scheduler.core.cache.prefix_match import match_prefix, nearest_holder
-from services.scheduler.core.cache.prefix_tree import Node
-from shared.messages.base import pack_int32
+from services.scheduler.core.cache.prefix_match import nearest_holder
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache
-from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, PageLoad, RunBatch, WorkerPlan
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell
+from shared.messages.worker_plans import AttachNeighbour, DetachNeighbour, WorkerPlan
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, loads_of, nodes_of, orders, worker_goes_on
 
 DOCUMENT = list(range(40))
-
-
-def loads(cell: CellModel) -> list[PageLoad]:
-    """Every page load ordered so far."""
-    plans = [getattr(output, "order", None) for outputs in cell.outputs for output in outputs]
-    return [load for order in plans if isinstance(order, RunBatch) for load in order.loads]
-
-
-def nodes_of(cell: CellModel, tokens: list[int]) -> list[Node]:
-    """The nodes of these tokens, top first."""
-    return [node for node, _ in match_prefix(cell.state.tree, namespace(), pack_int32(tokens), len(tokens))]
 
 
 @pytest.fixture
 def cell(make_cell: MakeCell) -> CellModel:
     """Two workers of a node; the first has computed a document, and is busy."""
     cell = make_cell(workers=2, pages=64)
-    cell.submit(DOCUMENT, max_tokens=1, request_id="first")
-    cell.drain()
+    cell.serve(DOCUMENT, max_tokens=1, request_id="first")
     assert "worker-0" in nodes_of(cell, DOCUMENT)[0].device
-    cell.submit([91] * 100, max_tokens=20, ignore_eos=True, request_id="elsewhere")
-    cell.drain()
+    cell.serve([91] * 100, max_tokens=20, ignore_eos=True, request_id="elsewhere")
     cell.submit([*DOCUMENT, *[90] * 100], max_tokens=20, ignore_eos=True, request_id="busy")
     assert cell.state.requests["busy"].worker_id == "worker-0"
     return cell
@@ -41,10 +26,9 @@ def cell(make_cell: MakeCell) -> CellModel:
 def test_a_prefix_is_copied_from_the_device_that_has_it(cell: CellModel) -> None:
     """The load names the neighbour and its pages, and usage says where the tokens came from."""
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
-    (load,) = loads(cell)
+    (load,) = loads_of(cell)
     (node,) = nodes_of(cell, DOCUMENT)
     cell.drain()
-    cell.check_answers()
 
     admitted = next(order for order in cell.admitted if order.request_id == "next")
     assert (load.neighbour_id, load.storage_id) == ("worker-0", "")
@@ -62,27 +46,21 @@ def test_what_a_neighbour_reads_is_locked_until_the_batch_is_answered(cell: Cell
     cell.submit([*DOCUMENT, *[92] * 60], max_tokens=1, request_id="busy again")
     cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
     cell.cancel("busy again")
-    worker = cell.workers["worker-0"]
     for _ in range(4):
-        worker.step()
-        while cell.deliver(worker):
-            pass
+        worker_goes_on(cell)
 
     cell.feed(FlushCache(call_id="flush", tiers=("device",)))
-    (load,) = loads(cell)
+    (load,) = loads_of(cell)
     assert load.neighbour_id == "worker-0"
     assert nodes_of(cell, DOCUMENT)[0].locks["worker-0"] == 1
     cell.drain()
-    cell.check_answers()
     assert "worker-0" not in nodes_of(cell, DOCUMENT)[0].locks
 
 
 def test_a_failed_load_is_recomputed_and_not_tried_again(cell: CellModel) -> None:
     """The answer is right, and no later request of this worker copies from that neighbour."""
     cell.workers["worker-1"].fails_neighbour_loads = True
-    cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
-    cell.drain()
-    cell.check_answers()
+    cell.serve([*DOCUMENT, 7], max_tokens=1, request_id="next")
 
     assert cell.gateways["gateway"].ended["next"] == "finished"
     assert cell.state.counters["neighbours_distrusted"] == 1
@@ -94,8 +72,7 @@ def test_a_failed_load_is_recomputed_and_not_tried_again(cell: CellModel) -> Non
 def test_a_neighbour_that_comes_back_is_trusted_again(cell: CellModel) -> None:
     """Its pool is another one."""
     cell.workers["worker-1"].fails_neighbour_loads = True
-    cell.submit([*DOCUMENT, 7], max_tokens=1, request_id="next")
-    cell.drain()
+    cell.serve([*DOCUMENT, 7], max_tokens=1, request_id="next")
 
     cell.lose_worker("worker-0")
     cell.add_worker("worker-0", pages=64)
@@ -113,7 +90,6 @@ def test_a_load_outlives_neither_of_its_workers(cell: CellModel, lost: str) -> N
     held = {name: node.locks for node in nodes_of(cell, DOCUMENT) for name in node.locks}
     assert lost not in held
     cell.drain()
-    cell.check_answers()
     assert cell.gateways["gateway"].ended["next"] == "finished"
 
 
@@ -157,7 +133,7 @@ def test_a_worker_that_was_reading_nothing_leaves_no_locks(cell: CellModel) -> N
     assert not late_reads(cell)
 
 
-def test_workers_of_a_node_are_told_of_one_another(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_workers_of_a_node_are_told_of_one_another(make_cell: MakeCell) -> None:
     """Each maps the others' pools as they come, and lets go of them as they leave; other nodes are not concerned."""
     cell = make_cell(workers=0)
     cell.add_worker("one")
@@ -179,7 +155,7 @@ def test_workers_of_a_node_are_told_of_one_another(make_cell: MakeCell, orders: 
     assert cell.workers["far"].neighbours == {}
 
 
-def test_switched_off_nobody_is_told_and_nothing_is_copied(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_switched_off_nobody_is_told_and_nothing_is_copied(make_cell: MakeCell) -> None:
     """Then the prefix is computed again where the request runs."""
     cell = make_cell(workers=2, neighbour_loads=False)
     for tail in (7, 8):
@@ -190,7 +166,7 @@ def test_switched_off_nobody_is_told_and_nothing_is_copied(make_cell: MakeCell, 
     assert "neighbour_loads_started" not in cell.state.counters
 
 
-def test_switched_on_later_workers_are_told_then(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_switched_on_later_workers_are_told_then(make_cell: MakeCell) -> None:
     """And told once, however often the cell is configured."""
     cell = make_cell(workers=2, neighbour_loads=False)
 
@@ -206,10 +182,8 @@ def test_one_path_may_come_from_everywhere(make_cell: MakeCell) -> None:
     cell = make_cell(workers=2, pages=64, host_pages=64, host_writes="selective", admission_frequency=2)
     parts = [[number] * 20 for number in range(4)]
     sequence = [token for part in parts for token in part]
-    cell.submit(sequence[:20], max_tokens=1)
-    cell.drain()
-    cell.submit(sequence, max_tokens=1)
-    cell.drain()
+    cell.serve(sequence[:20], max_tokens=1)
+    cell.serve(sequence, max_tokens=1)
     first, rest = nodes_of(cell, sequence)
     assert ("storage" in first.host, "storage" in rest.host) == (True, False)
     name = next(iter(rest.device))
@@ -218,21 +192,19 @@ def test_one_path_may_come_from_everywhere(make_cell: MakeCell) -> None:
     cell.submit([*sequence, 7], max_tokens=1, request_id="next")
     assert cell.state.requests["next"].worker_id == other
 
-    host, near = loads(cell)
+    host, near = loads_of(cell)
     assert (host.storage_id, host.neighbour_id) == ("storage", "")
     assert (near.storage_id, near.neighbour_id) == ("", name)
     admitted = next(order for order in cell.admitted if order.request_id == "next")
     assert (admitted.host_tokens, admitted.neighbour_tokens) == (20, 60)
     assert host.device_pages + near.device_pages == admitted.pages[: 20 * 4]
     cell.drain()
-    cell.check_answers()
 
 
 def test_the_first_neighbour_that_joined_is_asked(make_cell: MakeCell) -> None:
     """Of two that have the same pages, whichever had them first."""
     cell = make_cell(workers=3, pages=64)
-    cell.submit(DOCUMENT, max_tokens=1)
-    cell.drain()
+    cell.serve(DOCUMENT, max_tokens=1)
     (node,) = nodes_of(cell, DOCUMENT)
     pages = node.device_pages("worker-0")
     workers = cell.state.workers
@@ -248,22 +220,17 @@ def test_the_first_neighbour_that_joined_is_asked(make_cell: MakeCell) -> None:
 def test_those_who_share_a_load_from_a_neighbour_say_where_it_came_from(make_cell: MakeCell) -> None:
     """One copy serves both requests of the batch, and both had the tokens from the neighbour."""
     cell = make_cell(workers=2, pages=64, batches_ahead=1)
-    cell.submit(DOCUMENT, max_tokens=1)
-    cell.drain()
+    cell.serve(DOCUMENT, max_tokens=1)
     cell.submit([*DOCUMENT, *[90] * 100], max_tokens=20, ignore_eos=True)
     cell.submit([93] * 8, max_tokens=1, request_id="filler")
     assert cell.state.requests["filler"].worker_id == "worker-1"
     for number in (7, 8):
         cell.submit([*DOCUMENT, number], max_tokens=1, request_id=f"next-{number}")
-    worker = cell.workers["worker-1"]
-    worker.step()
-    while cell.deliver(worker):
-        pass
+    worker_goes_on(cell, "worker-1")
 
     shared = [order for order in cell.admitted if order.request_id.startswith("next-")]
     assert [order.neighbour_tokens for order in shared] == [40, 40]
     assert [order.host_tokens for order in shared] == [0, 0]
-    assert len(loads(cell)) == 1
+    assert len(loads_of(cell)) == 1
     cell.drain()
-    cell.check_answers()
     assert cell.state.counters["hit_tokens_neighbour"] == 80

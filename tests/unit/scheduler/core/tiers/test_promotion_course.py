@@ -10,14 +10,14 @@ from shared.messages.cell_events import FlushCache, PinPrefix
 from shared.messages.worker_events import PagesPromoted
 from shared.messages.worker_plans import RunBatch
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell, SetHeat
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, host_pool, set_heat, worker_goes_on
 from tests.unit.scheduler.core.promoting import HOT, counters, filled, node_of, on_device, prefill, promotions
 
 
 @pytest.fixture
-def cell(make_cell: MakeCell, set_heat: SetHeat) -> CellModel:
+def cell(make_cell: MakeCell) -> CellModel:
     """A full device of colder prompts, and the hottest one in host memory only."""
-    return filled(make_cell(pages=32, host_pages=60, promotion="hotness"), set_heat)
+    return filled(make_cell(pages=32, host_pages=60, promotion="hotness"))
 
 
 def test_a_node_in_a_plan_is_unavailable(cell: CellModel) -> None:
@@ -31,11 +31,10 @@ def test_a_node_in_a_plan_is_unavailable(cell: CellModel) -> None:
 
     assert cell.admitted[-1].request_id != "wants it"
     cell.drain()
-    cell.check_answers()
     assert (cell.admitted[-1].request_id, cell.admitted[-1].device_tokens) == ("wants it", 40)
 
 
-def test_one_promotion_at_a_time(cell: CellModel, set_heat: SetHeat) -> None:
+def test_one_promotion_at_a_time(cell: CellModel) -> None:
     """A second batch that prefills something starts no second plan before the first is answered."""
     prefill(cell)
     prefill(cell, [98] * 4)
@@ -44,12 +43,11 @@ def test_one_promotion_at_a_time(cell: CellModel, set_heat: SetHeat) -> None:
     assert cell.state.workers["worker-0"].moves.is_promotion_due
 
 
-def test_a_promotion_does_not_go_before_a_load(make_cell: MakeCell, set_heat: SetHeat) -> None:
+def test_a_promotion_does_not_go_before_a_load(make_cell: MakeCell) -> None:
     """While a batch is loading, the link belongs to the request that waits for it."""
     cell = make_cell(pages=32, host_pages=60, promotion="hotness")
     for number in (101, 102, 103, 104, 105):
-        cell.submit([number] * 40, max_tokens=1)
-        cell.drain()
+        cell.serve([number] * 40, max_tokens=1)
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
     for number in (101, 102):
         set_heat(cell, [number] * 40, 9, 200)
@@ -59,9 +57,7 @@ def test_a_promotion_does_not_go_before_a_load(make_cell: MakeCell, set_heat: Se
     worker = cell.workers["worker-0"]
     plans = [plan.order for plan in worker.inbox if isinstance(plan.order, RunBatch)]
     assert [bool(order.loads) for order in plans] == [False, True]
-    worker.step()
-    while cell.deliver(worker):
-        pass
+    worker_goes_on(cell, worker.worker_id)
 
     assert len(promotions(cell)) == before
     cell.drain()
@@ -80,9 +76,7 @@ def test_a_promotion_that_failed_leaves_everything_as_it_was(cell: CellModel) ->
     node = node_of(cell, 0)
     assert node.host
     assert not node.host_locks
-    cell.submit([*HOT, 7], max_tokens=1)
-    cell.drain()
-    cell.check_answers()
+    cell.serve([*HOT, 7], max_tokens=1)
     assert cell.admitted[-1].host_tokens == 40
 
 
@@ -96,11 +90,8 @@ def test_rotten_pages_are_quarantined(cell: CellModel) -> None:
 
     assert cell.state.counters["promotions_failed"] == 1
     assert cell.state.counters["quarantined_pages"] == 10
-    assert cell.state.storages["storage"].pool is not None
-    assert cell.state.storages["storage"].pool.cached == 0
-    cell.submit([*HOT, 7], max_tokens=1)
-    cell.drain()
-    cell.check_answers()
+    assert host_pool(cell).cached == 0
+    cell.serve([*HOT, 7], max_tokens=1)
     assert cell.admitted[-1].cached_tokens == 0
 
 
@@ -120,8 +111,7 @@ def test_a_pin_lets_go_of_rotten_pages(cell: CellModel) -> None:
     assert not any(node.quarantined for node in cell.state.tree.nodes.values())
     assert cell.state.pins["p"].pages == 0
     for prompt in (HOT, *([number] * 40 for number in (104, 105, 106))):
-        cell.submit(prompt, max_tokens=1)
-        cell.drain()
+        cell.serve(prompt, max_tokens=1)
     assert node_of(cell, 0).host
     assert cell.state.pins["p"].pages == 10
 
@@ -157,8 +147,7 @@ def test_what_was_promoted_is_not_the_first_to_leave(cell: CellModel) -> None:
     """To a policy that goes by last use, a promotion counts as one."""
     prefill(cell)
     cell.drain()
-    cell.submit([104] * 40, max_tokens=1)
-    cell.drain()
+    cell.serve([104] * 40, max_tokens=1)
 
     assert 0 in on_device(cell)
     assert len(promotions(cell)) == 1
@@ -187,9 +176,7 @@ def test_a_promotion_survives_the_loss_of_its_storage(cell: CellModel, is_ok: bo
         worker.promote()
     cell.lose_storage("storage")
     cell.drain()
-    cell.submit([*HOT, 7], max_tokens=1)
-    cell.drain()
-    cell.check_answers()
+    cell.serve([*HOT, 7], max_tokens=1)
 
     assert cell.admitted[-1].cached_tokens == (40 if is_ok else 0)
     assert cell.state.workers["worker-0"].pool.leased == 0
@@ -215,8 +202,7 @@ def test_a_node_that_is_cut_under_a_promotion_is_promoted_whole(cell: CellModel)
 
     assert upper.device
     assert cell.state.counters["promoted_pages"] == 10
-    cell.submit([*HOT, 7], max_tokens=1)
-    cell.drain()
+    cell.serve([*HOT, 7], max_tokens=1)
     assert cell.admitted[-1].device_tokens == 40
 
 
@@ -234,24 +220,19 @@ def test_a_promotion_without_its_nodes_is_found(cell: CellModel) -> None:
         check_invariants(cell.state)
 
 
-def test_a_running_request_is_not_preempted_for_a_promotion(make_cell: MakeCell, set_heat: SetHeat) -> None:
+def test_a_running_request_is_not_preempted_for_a_promotion(make_cell: MakeCell) -> None:
     """Where the pages of a promotion would do, a lease waits for its answer."""
     cell = make_cell(pages=24, host_pages=60, promotion="hotness")
     for prompt in (HOT, [101] * 40, [102] * 40):
-        cell.submit(prompt, max_tokens=1)
-        cell.drain()
+        cell.serve(prompt, max_tokens=1)
     set_heat(cell, HOT, 9, 200)
     cell.feed(FlushCache(call_id="call", tiers=("device",)))
     for seed in (1, 2):
         cell.submit([50 + seed] * 4, max_tokens=40, ignore_eos=True, seed=seed)
-    worker = cell.workers["worker-0"]
     for _ in range(50):
-        worker.step()
-        while cell.deliver(worker):
-            pass
+        worker_goes_on(cell)
 
     assert len(promotions(cell)) == 1
     assert cell.state.workers["worker-0"].lease_waits
     cell.drain()
-    cell.check_answers()
     assert cell.state.counters.get("preemptions", 0) == 0

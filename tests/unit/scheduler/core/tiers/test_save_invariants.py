@@ -16,8 +16,7 @@ def cell(make_cell: MakeCell) -> CellModel:
     """A save under way that reads a device, and a load from a neighbour."""
     cell = make_cell(page_size=16, pages=64, host_pages=32, disk_chunks=50, workers=2, disk_writes="off")
     document = list(range(200))
-    cell.submit(document, max_tokens=1)
-    cell.drain()
+    cell.serve(document, max_tokens=1)
     cell.submit([*document, *[9] * 300], max_tokens=20, ignore_eos=True)
     cell.submit([*document, 7], max_tokens=1)
     cell.state.config = type(cell.state.config)(lease_tokens=4, reserve_fraction=0.0)

@@ -25,8 +25,7 @@ NAMES = chunk_names(chain_pages(chain_root(namespace()), pack_int32(TOKENS), 64)
 def cell(make_cell: MakeCell) -> CellModel:
     """A sequence of 25 pages on the device, cut after 6 and after 9 of them: chunks are of four."""
     cell = make_cell(page_size=16, pages=40)
-    cell.submit(TOKENS, max_tokens=1)
-    cell.drain()
+    cell.serve(TOKENS, max_tokens=1)
     state = cell.state
     (node,) = path_of(cell, nodes=True)
     split_node(state, node, 6)

@@ -14,8 +14,7 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.storage_events import ChunksSaved
 from shared.messages.storage_plans import SaveChunks
 from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import FindOrders, MakeCell, SetHeat
-from tests.unit.scheduler.core.saving_hidden import worker_runs
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, set_heat, worker_runs
 
 DOCUMENT = list(range(200))
 
@@ -24,11 +23,6 @@ DOCUMENT = list(range(200))
 def cell(make_cell: MakeCell) -> CellModel:
     """Pages of 16 tokens, so that a chunk is four of them, and a disk with room."""
     return make_cell(page_size=16, pages=32, host_pages=32, disk_chunks=50)
-
-
-def ordered(cell: CellModel, orders: FindOrders) -> list[SaveChunks]:
-    """Every save ordered so far."""
-    return [order for outputs in cell.outputs for order in orders(outputs, SaveChunks)]
 
 
 def answer(cell: CellModel, order: SaveChunks, **fields: Any) -> list[Output]:
@@ -44,11 +38,11 @@ def compute(cell: CellModel, tokens: list[int] = DOCUMENT, **request: Any) -> No
     worker_runs(cell)
 
 
-def test_an_order_names_whole_chunks_and_where_their_pages_are(cell: CellModel, orders: FindOrders) -> None:
+def test_an_order_names_whole_chunks_and_where_their_pages_are(cell: CellModel) -> None:
     """Tokens and identities are of the chunks alone; the tail that fills no chunk stays out."""
     compute(cell)
 
-    (order,) = ordered(cell, orders)
+    (order,) = orders_of(cell, SaveChunks)
     root = chain_root(namespace())
     assert (order.namespace, order.depth, order.parent) == (namespace(), 0, root)
     assert unpack_int32(order.tokens) == DOCUMENT[:192]
@@ -58,19 +52,19 @@ def test_an_order_names_whole_chunks_and_where_their_pages_are(cell: CellModel, 
     assert (order.worker_id, order.worker_incarnation) == ("worker-0", cell.workers["worker-0"].incarnation)
 
 
-def test_what_follows_is_a_run_of_its_own(cell: CellModel, orders: FindOrders) -> None:
+def test_what_follows_is_a_run_of_its_own(cell: CellModel) -> None:
     """A sequence that goes on is saved from the first chunk that is not on the disk yet, below its parent."""
     compute(cell)
     cell.drain()
     compute(cell, DOCUMENT + list(range(500, 600)))
 
-    order = ordered(cell, orders)[-1]
+    order = orders_of(cell, SaveChunks)[-1]
     assert order.depth == 192
     assert unpack_int32(order.tokens) == DOCUMENT[192:] + list(range(500, 556))
     assert order.parent == chain_pages(chain_root(namespace()), pack_int32(DOCUMENT[:192]), 64)[-16:]
 
 
-def test_a_device_page_stays_until_the_answer(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_device_page_stays_until_the_answer(make_cell: MakeCell) -> None:
     """What the storage may still read is evicted for nobody; then it is."""
     cell = make_cell(page_size=16, pages=14, host_pages=32, disk_chunks=50, admission="none")
     compute(cell)
@@ -83,10 +77,10 @@ def test_a_device_page_stays_until_the_answer(make_cell: MakeCell, orders: FindO
     assert cell.state.workers["worker-0"].pool.locked == 0
 
 
-def test_the_answer_is_what_the_disk_is_believed_to_hold(cell: CellModel, orders: FindOrders) -> None:
+def test_the_answer_is_what_the_disk_is_believed_to_hold(cell: CellModel) -> None:
     """Chunks that were written join the catalogue and those that had to go leave it; nothing is on its way any more."""
     compute(cell)
-    (order,) = ordered(cell, orders)
+    (order,) = orders_of(cell, SaveChunks)
     names = [order.identities[start : start + 16] for start in (48, 112, 176)]
     assert list(cell.state.storages["storage"].disk.saving) == names
 
@@ -100,21 +94,21 @@ def test_the_answer_is_what_the_disk_is_believed_to_hold(cell: CellModel, orders
     assert cell.state.counters["saved_chunks"] == 2
 
 
-def test_what_the_storage_took_elsewhere_is_not_offered_again(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_the_storage_took_elsewhere_is_not_offered_again(make_cell: MakeCell) -> None:
     """A storage without a disk names no chunk; its object store has them, until it is flushed."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, has_remote=True)
     for _ in range(2):
         compute(cell)
         cell.drain()
-    assert len(ordered(cell, orders)) == 1
+    assert len(orders_of(cell, SaveChunks)) == 1
 
     cell.feed(FlushCache(call_id="flush", tiers=("remote",)))
     compute(cell)
 
-    assert len(ordered(cell, orders)) == 2
+    assert len(orders_of(cell, SaveChunks)) == 2
 
 
-def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell: MakeCell) -> None:
     """A storage without a disk that begins anew learns of its chunks by fetching them."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, has_remote=True)
     compute(cell)
@@ -124,41 +118,40 @@ def test_what_came_from_the_object_store_is_not_offered_back_to_it(make_cell: Ma
     cell.add_storage("storage", pages=32, has_remote=True)
     cell.add_worker("worker-0", pages=32)
     cell.drain()
-    cell.submit(DOCUMENT, max_tokens=1)
-    cell.drain()
+    cell.serve(DOCUMENT, max_tokens=1)
 
     assert cell.admitted[-1].remote_tokens == 192
-    assert len(ordered(cell, orders)) == 1
+    assert len(orders_of(cell, SaveChunks)) == 1
     assert len(cell.state.storages["storage"].disk.taken) == 3
 
 
-def test_a_save_that_failed_is_tried_again_at_the_next_use(cell: CellModel, orders: FindOrders) -> None:
+def test_a_save_that_failed_is_tried_again_at_the_next_use(cell: CellModel) -> None:
     """An error says nothing of the chunks."""
     compute(cell)
-    answer(cell, ordered(cell, orders)[0], error="the disk is full")
+    answer(cell, orders_of(cell, SaveChunks)[0], error="the disk is full")
     compute(cell)
 
-    first, second = ordered(cell, orders)
+    first, second = orders_of(cell, SaveChunks)
     assert second.identities == first.identities
     assert cell.state.counters["saves_failed"] == 1
 
 
-def test_a_late_save_keeps_its_pages_and_stops_others(cell: CellModel, orders: FindOrders) -> None:
+def test_a_late_save_keeps_its_pages_and_stops_others(cell: CellModel) -> None:
     """Past its deadline it counts as failed; the storage may still read, and gets no more to do until it answers."""
     compute(cell)
-    (order,) = ordered(cell, orders)
+    (order,) = orders_of(cell, SaveChunks)
     cell.fire(f"save.{order.save_id}")
 
     assert cell.state.workers["worker-0"].pool.locked == 12
     compute(cell, [8] * 200)
-    assert len(ordered(cell, orders)) == 1
+    assert len(orders_of(cell, SaveChunks)) == 1
     answer(cell, order, chunks=order.identities[48:64])
     assert list(cell.state.saves) == [order.save_id + 1]
     assert cell.state.workers["worker-0"].pool.locked == 12
     assert cell.state.counters["saves_failed"] == 1
     assert "saves_done" not in cell.state.counters
     assert len(cell.state.storages["storage"].disk.chunks) == 1
-    assert [order.tokens[:4] for order in ordered(cell, orders)] == [pack_int32([0]), pack_int32([8])]
+    assert [order.tokens[:4] for order in orders_of(cell, SaveChunks)] == [pack_int32([0]), pack_int32([8])]
 
 
 def test_the_loss_of_the_storage_ends_its_saves(cell: CellModel) -> None:
@@ -171,10 +164,10 @@ def test_the_loss_of_the_storage_ends_its_saves(cell: CellModel) -> None:
     assert cell.state.workers["worker-0"].pool.locked == 0
 
 
-def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell: CellModel, orders: FindOrders) -> None:
+def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell: CellModel) -> None:
     """What it has read is good, so its answer still counts."""
     compute(cell)
-    (order,) = ordered(cell, orders)
+    (order,) = orders_of(cell, SaveChunks)
 
     cell.lose_worker("worker-0")
 
@@ -184,10 +177,10 @@ def test_the_loss_of_the_worker_leaves_a_save_to_its_storage(cell: CellModel, or
     assert len(cell.state.storages["storage"].disk.chunks) == 1
 
 
-def test_an_answer_of_nobodys_save_is_stale(cell: CellModel, orders: FindOrders) -> None:
+def test_an_answer_of_nobodys_save_is_stale(cell: CellModel) -> None:
     """Answered twice, a save ends once."""
     compute(cell)
-    (order,) = ordered(cell, orders)
+    (order,) = orders_of(cell, SaveChunks)
     answer(cell, order)
     before = cell.state.counters.get("stale_inputs", 0)
 
@@ -197,33 +190,33 @@ def test_an_answer_of_nobodys_save_is_stale(cell: CellModel, orders: FindOrders)
 
 
 def test_a_long_path_goes_in_bounded_orders_and_its_rest_after_an_answer(
-    cell: CellModel, orders: FindOrders, monkeypatch: pytest.MonkeyPatch
+    cell: CellModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more is under way than a storage may have, and nothing of the path is forgotten."""
     monkeypatch.setattr(saves, "ORDER_CHUNKS", 1)
     monkeypatch.setattr(saves, "SAVING_CHUNKS", 2)
     compute(cell, list(range(330)))
 
-    assert [order.depth for order in ordered(cell, orders)] == [0, 64]
+    assert [order.depth for order in orders_of(cell, SaveChunks)] == [0, 64]
     cell.drain()
-    assert [order.depth for order in ordered(cell, orders)] == [0, 64, 128, 192, 256]
+    assert [order.depth for order in orders_of(cell, SaveChunks)] == [0, 64, 128, 192, 256]
     assert len(cell.state.storages["storage"].disk.chunks) == 5
 
 
-def test_saves_leave_most_of_a_device_to_requests(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_saves_leave_most_of_a_device_to_requests(make_cell: MakeCell) -> None:
     """A second path is not locked for a save while both would be more than a quarter of the pages."""
     cell = make_cell(page_size=16, pages=60, host_pages=60, disk_chunks=50)
     compute(cell)
     compute(cell, [8] * 200)
 
-    assert len(ordered(cell, orders)) == 1
+    assert len(orders_of(cell, SaveChunks)) == 1
     assert cell.state.counters["saves_put_off_chunks"] == 3
     cell.drain()
-    assert len(ordered(cell, orders)) == 2
+    assert len(orders_of(cell, SaveChunks)) == 2
     assert len(cell.state.storages["storage"].disk.chunks) == 6
 
 
-def test_a_page_with_a_copy_is_read_from_host_memory(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_page_with_a_copy_is_read_from_host_memory(make_cell: MakeCell) -> None:
     """That needs no lock, and leaves the device alone."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, disk_chunks=50, disk_writes="off", host_writes="through")
     compute(cell)
@@ -241,7 +234,7 @@ def test_a_page_with_a_copy_is_read_from_host_memory(make_cell: MakeCell, orders
     assert cell.state.workers["worker-0"].pool.locked == 0
 
 
-def test_a_rotten_copy_is_not_what_is_saved(make_cell: MakeCell, orders: FindOrders) -> None:
+def test_a_rotten_copy_is_not_what_is_saved(make_cell: MakeCell) -> None:
     """A quarantined copy is passed over for the device's pages."""
     cell = make_cell(page_size=16, pages=32, host_pages=32, disk_chunks=50, disk_writes="off", host_writes="through")
     compute(cell)
@@ -257,13 +250,13 @@ def test_a_rotten_copy_is_not_what_is_saved(make_cell: MakeCell, orders: FindOrd
     assert set(unpack_int32(order.host_pages)) == {-1}
 
 
-def test_a_namespace_is_sealed_with_its_own_key(cell: CellModel, orders: FindOrders) -> None:
+def test_a_namespace_is_sealed_with_its_own_key(cell: CellModel) -> None:
     """The key that its requests named goes with every save of it, and with no other."""
     compute(cell, salt="theirs", key_id="ab" * 16)
     cell.drain()
     compute(cell, [8] * 200)
 
-    assert [order.key_id for order in ordered(cell, orders)] == ["ab" * 16, ""]
+    assert [order.key_id for order in orders_of(cell, SaveChunks)] == ["ab" * 16, ""]
 
 
 def test_keys_of_namespaces_that_nobody_uses_are_forgotten(cell: CellModel) -> None:
@@ -276,12 +269,12 @@ def test_keys_of_namespaces_that_nobody_uses_are_forgotten(cell: CellModel) -> N
     assert len(cell.state.key_ids) <= 66
 
 
-def test_a_save_says_how_hot_its_chunks_are(cell: CellModel, orders: FindOrders, set_heat: SetHeat) -> None:
+def test_a_save_says_how_hot_its_chunks_are(cell: CellModel) -> None:
     """The disk keeps what is worth more."""
     compute(cell)
     set_heat(cell, DOCUMENT[:192], 3, 50)
-    answer(cell, ordered(cell, orders)[0], error="again")
+    answer(cell, orders_of(cell, SaveChunks)[0], error="again")
     set_heat(cell, DOCUMENT[:192], 3, 50)
     compute(cell)
 
-    assert ordered(cell, orders)[-1].value == pytest.approx(4 * 255)
+    assert orders_of(cell, SaveChunks)[-1].value == pytest.approx(4 * 255)

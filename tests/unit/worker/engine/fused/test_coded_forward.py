@@ -13,10 +13,11 @@ import torch
 from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.model_runner import ModelRunner
 from tests.engine_driver import Request, page_tables, random_prompt, run_step
-from tests.quantised_checkpoints import CODED, LAYERS, SCHEMES, quantise_checkpoint
+from tests.quantised_checkpoints import CODED, LAYERS, quantise_checkpoint
 from tests.run_name import shm_prefix
 from tests.unit.worker.engine.answers import generated, paged
-from tests.unit.worker.engine.fused.test_fused_forward import assert_near, logits_of
+from tests.unit.worker.engine.fused.forwards import logits_of
+from tests.unit.worker.engine.fused.test_fused_forward import assert_near
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -33,16 +34,17 @@ def runner_of(path: Path, dtype: str, forward: str = "fused") -> Iterator[ModelR
         runner.close()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "forward"),
+    [*((scheme, "fused") for scheme in CODED), ("awq", "portable"), ("fp8_blocks", "portable"), ("fp8", "fused")],
+)
 def test_answers_are_those_of_the_dequantised_model(
-    scheme: str, checkpoint: Callable[[str], Path], tmp_path: Path
+    scheme: str, forward: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Token for token what the library generates from them in float32, dequantised at the start and from codes."""
+    """Token for token what the library generates from them in float32, from codes or dequantised at the start."""
     quantised, plain = quantise_checkpoint(checkpoint("llama"), tmp_path, scheme)
-    expected = generated(plain)
 
-    assert paged(quantised, forward="portable") == expected
-    assert paged(quantised, forward="fused") == expected
+    assert paged(quantised, forward=forward) == generated(plain)
 
 
 @pytest.mark.parametrize("scheme", CODED)

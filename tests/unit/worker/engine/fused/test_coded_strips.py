@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +16,10 @@ from services.worker.native import fused
 from services.worker.native.fused import FusedKernels
 from shared.errors import InvariantViolated
 from tests.cases import case
+from tests.unit.worker.engine.fused.test_strips import DTYPES, processor_flags
+from tests.unit.worker.torch_threads import torch_threads
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-DTYPES = (torch.float32, torch.bfloat16)
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 """Of a sum in another order, and of its result in this type, relative to the largest value."""
 
@@ -113,13 +113,9 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype, bits: int, t
     ours = packed([codes_like(272, 192, bits, 64, torch.float16, offsets=True)], dtype)
     x = torch.randn(250, 192, generator=torch.Generator().manual_seed(1)).to(dtype)
     alone = torch.cat([ours(x[row : row + 1]) for row in range(len(x))])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         for first, rows in [(0, 1), (0, 2), (3, 6), (7, 7), (1, 11), (5, 32), (0, 95), (9, 97), (4, 143), (0, 250)]:
             assert torch.equal(ours(x[first : first + rows]), alone[first : first + rows]), (first, rows)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -195,7 +191,7 @@ def test_plain_c_computes_the_same_as_special_instructions(
 ) -> None:
     """Up to rounding, on processors without them, where rows are as independent of one another."""
     needed = {"x86-64-v4": "avx512vl", "icelake-server": "avx512_vbmi2", "cascadelake": "avx512_vnni"}
-    if needed.get(processor, "") not in _processor_flags():
+    if needed.get(processor, "") not in processor_flags():
         pytest.skip("this processor cannot run it")
     monkeypatch.setattr(fused, "_FLAGS", [*fused._FLAGS, f"-march={processor}"])
     for bits in (4, 8):
@@ -207,8 +203,3 @@ def test_plain_c_computes_the_same_as_special_instructions(
 
         assert_near(found, exact(parts, x))
         assert torch.equal(torch.cat([plain(row[None]) for row in x]), found)
-
-
-def _processor_flags() -> str:
-    with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-        return next((line for line in lines if line.startswith("flags")), "")

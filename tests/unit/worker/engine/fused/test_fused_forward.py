@@ -6,7 +6,6 @@ import gc
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +25,24 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.native.fused import FusedKernels
 from shared.errors import ConfigError, InvariantViolated
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
-from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt, run_step
+from tests.engine_driver import Request, page_tables, random_prompt, run_step
 from tests.present import present
 from tests.run_name import shm_prefix
+from tests.unit.worker.engine.fused.forwards import (
+    FAMILIES,
+    Watched,
+    give_biases,
+    hooked_states,
+    layers_of,
+    logits_of,
+)
+from tests.unit.worker.torch_threads import torch_threads
 
 LoadRunner = Callable[..., ModelRunner]
-FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05}
 """Of logits, relative to their spread."""
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def logits_of(runner: ModelRunner, prompt: list[int], chunks: list[int]) -> torch.Tensor:
-    """Of every row of the prompt, computed in these chunks over shuffled pages."""
-    (table,) = page_tables(runner, [len(prompt)], seed=1)
-    rows, start = [], 0
-    for chunk in chunks:
-        meta = ForwardMeta.build([Segment(chunk, start, table)], runner.geometry.page_size, "cpu")
-        ids, positions = torch.tensor(prompt[start : start + chunk]), torch.arange(start, start + chunk)
-        rows.append(runner.forward(ids, positions, meta, torch.arange(chunk)))
-        start += chunk
-    return torch.cat(rows)
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
@@ -78,21 +63,6 @@ def test_logits_equal_the_portable_paths(family: str, dtype: str, load_runner: L
     assert_near(fused, portable, dtype)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_the_portable_paths(family: str, load_runner: LoadRunner) -> None:
-    """In mixed steps with chunks and decode tokens of several requests, in float32."""
-    outputs = []
-    for forward in ("fused", "portable"):
-        runner = load_runner(family, forward=forward)
-        prompts = [random_prompt(length, seed=length) for length in (7, 110, 61)]
-        tables = page_tables(runner, [len(prompt) + 24 for prompt in prompts], seed=3)
-        requests = [Request(list(prompt), table) for prompt, table in zip(prompts, tables, strict=True)]
-        decode_greedily(runner, requests, chunks=[7, 40, 23], new_tokens=24)
-        outputs.append([request.output for request in requests])
-
-    assert outputs[0] == outputs[1]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_a_model_may_have_besides_is_computed(dtype: str, tmp_path: Path, load_runner: LoadRunner) -> None:
     """Biases everywhere, tied weights, another width of heads than hidden / heads, an odd number of strips."""
@@ -102,21 +72,10 @@ def test_what_a_model_may_have_besides_is_computed(dtype: str, tmp_path: Path, l
         tie_word_embeddings=True, max_position_embeddings=256, initializer_range=0.2, **sizes,
     )  # fmt: skip
     directory = save_checkpoint(config, tmp_path)
-    with torch.no_grad():
-        _give_biases(directory)
+    give_biases(directory)
     results = [logits_of(runner, random_prompt(50, seed=4), [48, 1, 1]) for runner in _both(directory, dtype)]
 
     assert_near(results[0], results[1], dtype)
-
-
-def _give_biases(directory: Path) -> None:
-    """Random ones: a new checkpoint's are zero."""
-    model = load_model(directory, load_config(directory), dtype="float32", device="cpu")
-    torch.manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.normal_()
-    model.save_pretrained(directory)
 
 
 def _both(directory: Path, dtype: str) -> Iterator[ModelRunner]:
@@ -149,7 +108,7 @@ def test_a_decoding_request_does_not_notice_its_batch(family: str, dtype: str, l
             work += [(chunk, beside)] if beside else []
             for request, _ in work:
                 request.computed = 0 if request is chunk else 29
-            with threads(count):
+            with torch_threads(count):
                 together = run_step(runner, work)[others]
             assert torch.equal(together, alone), (others, beside, count)
 
@@ -182,27 +141,14 @@ def test_any_attention_step_gives_the_bits_of_a_paged_one(family: str, dtype: st
     meta = ForwardMeta.build([Segment(40, 0, table)], 16, "cpu")
     runner.pool.tensor.zero_()
     expected = runner.forward(ids, positions, meta, torch.tensor([3, 39]))
-    kept = runner.pool.tensor.clone()
-    calls: list[Any] = []
-
-    class Watched:
-        def __init__(self) -> None:
-            self.inner = runner.paged_step(meta)
-
-        def attend(self, call: Any) -> torch.Tensor:
-            calls.append(call)
-            return self.inner.attend(call)
+    kept, watched = runner.pool.tensor.clone(), Watched(runner, meta)
 
     runner.pool.tensor.zero_()
-    logits = runner.run(ids, positions, Watched(), torch.tensor([3, 39]))
+    logits = runner.run(ids, positions, watched, torch.tensor([3, 39]))
 
     assert torch.equal(logits, expected)
     assert torch.equal(runner.pool.tensor, kept)
-    slots = meta.slots
-    for layer, call in enumerate(calls):
-        assert call.layer == layer
-        assert torch.equal(call.key[0].transpose(0, 1), kept[layer, 0].flatten(0, 1)[slots])
-        assert torch.equal(call.value[0].transpose(0, 1), kept[layer, 1].flatten(0, 1)[slots])
+    watched.assert_kept(kept, meta.slots)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -232,7 +178,7 @@ def test_decode_in_one_call_and_layer_by_layer_give_the_same_bits(
     assert runner._fused._decode_steps[0] is not None
 
     assert torch.equal(decode(gate=Open()), expected)
-    handle = _layers(runner)[1].self_attn.register_forward_pre_hook(lambda *_: seen.append(9), with_kwargs=True)
+    handle = layers_of(runner)[1].self_attn.register_forward_pre_hook(lambda *_: seen.append(9), with_kwargs=True)
     assert torch.equal(decode(), expected)
     handle.remove()
     assert torch.equal(decode(), expected)
@@ -241,30 +187,16 @@ def test_decode_in_one_call_and_layer_by_layer_give_the_same_bits(
 
 def test_hooks_see_what_attention_is_given(load_runner: LoadRunner) -> None:
     """The same hidden states as the portable path's hooks see, and no bit of the step is changed by their presence."""
-    seen: dict[str, list[torch.Tensor]] = {"fused": [], "portable": []}
-    prompt = random_prompt(33, seed=9)
-    for forward, kept in seen.items():
-        runner = load_runner("llama", forward=forward)
-        expected = logits_of(runner, prompt, [33])
+    fused, portable = (hooked_states(load_runner("llama", forward=forward)) for forward in ("fused", "portable"))
 
-        def hook(module: Any, args: Any, kwargs: dict[str, Any], kept: list[torch.Tensor] = kept) -> None:
-            kept.append(kwargs["hidden_states"][0].clone())
-            assert {"position_embeddings", "attention_mask"} <= set(kwargs)
-
-        handles = [layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True) for layer in _layers(runner)]
-        assert torch.equal(logits_of(runner, prompt, [33]), expected)
-        for handle in handles:
-            handle.remove()
-
-    assert len(seen["fused"]) == 3
-    for ours, theirs in zip(seen["fused"], seen["portable"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert len(fused) == 3
+    torch.testing.assert_close(fused, portable, rtol=1e-4, atol=1e-4)
 
 
 def test_hooks_that_change_something_are_refused(load_runner: LoadRunner) -> None:
     """They would go unheard."""
     runner = load_runner("llama", forward="fused")
-    module = _layers(runner)[1].self_attn
+    module = layers_of(runner)[1].self_attn
     wrong: list[Callable[[], Any]] = [
         lambda: module.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs), with_kwargs=True),
         lambda: module.register_forward_pre_hook(lambda module, args: None),
@@ -276,10 +208,6 @@ def test_hooks_that_change_something_are_refused(load_runner: LoadRunner) -> Non
             logits_of(runner, [7, 8, 9], [3])
         handle.remove()
     assert logits_of(runner, [7, 8, 9], [3]).isfinite().all()
-
-
-def _layers(runner: ModelRunner) -> Any:
-    return runner.model.model.layers
 
 
 @pytest.mark.parametrize(

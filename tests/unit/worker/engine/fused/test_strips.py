@@ -14,6 +14,7 @@ from services.worker.native import fused
 from services.worker.native.fused import FusedKernels
 from shared.errors import InvariantViolated
 from tests.cases import case
+from tests.unit.worker.torch_threads import torch_threads
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -62,13 +63,9 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype, threads: int
     ours = packed(linear(272, 192, dtype))
     x = torch.randn(400, 192, generator=torch.Generator().manual_seed(1)).to(dtype)
     alone = torch.cat([ours(x[row : row + 1]) for row in range(len(x))])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         for first, rows in [(0, 1), (0, 2), (3, 6), (7, 7), (1, 11), (5, 32), (0, 95), (9, 97), (4, 143), (0, 400)]:
             assert torch.equal(ours(x[first : first + rows]), alone[first : first + rows]), (first, rows)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,7 +128,7 @@ def test_plain_c_computes_the_same_as_special_instructions(
     dtype: torch.dtype, processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to rounding, on processors without them, where rows are as independent of one another."""
-    if processor == "x86-64-v4" and "avx512vl" not in _processor_flags():
+    if processor == "x86-64-v4" and "avx512vl" not in processor_flags():
         pytest.skip("this processor cannot run it")
     layer = linear(64, 96, dtype)
     x = torch.randn(25, 96).to(dtype)
@@ -144,6 +141,7 @@ def test_plain_c_computes_the_same_as_special_instructions(
     assert torch.equal(torch.cat([plain(row[None]) for row in x]), found)
 
 
-def _processor_flags() -> str:
+def processor_flags() -> str:
+    """Of the first processor, with spaces between."""
     with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         return next((line for line in lines if line.startswith("flags")), "")

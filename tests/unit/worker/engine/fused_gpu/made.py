@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -63,8 +62,3 @@ class KernelAttention:
             return attended.to(call.query.dtype)
 
         return attend
-
-
-def layers_of(runner: ModelRunner) -> Any:
-    """Of a model of the Llama family."""
-    return runner.model.model.layers

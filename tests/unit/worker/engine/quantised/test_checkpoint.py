@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 from services.worker.engine.model_loading import load_config, load_model
 from services.worker.engine.quantised.checkpoint import read_quantised
 from services.worker.engine.quantised.codes import codes_of, detach_all
+from services.worker.parallel.division import Share
+from services.worker.parallel.loading import load_share
 from shared.errors import UnsupportedModel
 from shared.model_files import fingerprint
 from shared.model_files import load_config as load_raw_config
@@ -100,5 +102,47 @@ def test_tensors_that_nobody_reads_are_refused(checkpoint: Callable[[str], Path]
         _load(plain)
 
 
-def _load(path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["weight_scale_inv", "scale"])
+def test_codes_without_scales_are_no_weights(
+    name: str, ranks: int, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Codes of eight bits are numbers, too, up to 448: taken for weights they would answer something else entirely."""
+    quantised, _ = quantise_checkpoint(checkpoint("llama"), tmp_path, "fp8_blocks")
+    for path in quantised.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({key.replace("weight_scale_inv", name): each for key, each in tensors.items()}, path)
+    lacking = next(path for path in quantised.glob("*.safetensors") if f"q_proj.{name}" in str(load_file(path).keys()))
+    tensors = load_file(lacking)
+    layer = next(key for key in tensors if key.endswith(f"q_proj.{name}")).removesuffix(f".{name}")
+    save_file({key: each for key, each in tensors.items() if key != f"{layer}.{name}"}, lacking)
+
+    with pytest.raises(UnsupportedModel, match=r"weight in .*(F8_E4M3|float8_e4m3fn) is not understood"):
+        _load(quantised, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scales_of_activations_are_refused(ranks: int, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """AWQ divides what some models compute between two layers; without that the second one's codes mean another."""
+    quantised, _ = quantise_checkpoint(checkpoint("llama"), tmp_path, "awq")
+    path = next(quantised.glob("*.safetensors"))
+    save_file({**load_file(path), "model.layers.0.mlp.act.scales": torch.ones(96)}, path, metadata={"format": "pt"})
+
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.0\.mlp\.act\.scales belongs to codes that"):
+        _load(quantised, ranks)
+
+
+def test_ranks_refuse_a_checkpoint_without_quantised_layers(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """As a worker alone does: its configuration is of other weights."""
+    quantised, plain = quantise_checkpoint(checkpoint("llama"), tmp_path, "int8")
+    (plain / "config.json").write_text((quantised / "config.json").read_text())
+
+    with pytest.raises(UnsupportedModel, match="none of its layers is"):
+        _load(plain, 2)
+
+
+def _load(path: Path, ranks: int = 1) -> None:
+    if ranks > 1:
+        load_share(path, load_config(path), Share(0, ranks), dtype="float32", device=torch.device("cpu"))
+        return
     load_model(path, load_config(path), dtype="float32", device="cpu")

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from services.worker.engine.quantised.codes import Codes
-from services.worker.engine.quantised.formats import is_quantised, read_layer
+from services.worker.engine.quantised.formats import is_quantised, read_layer, weight_shape
 from shared.errors import UnsupportedModel
 from tests.quantised_checkpoints import SCHEMES
 
@@ -62,6 +63,19 @@ def test_an_order_of_groups_that_says_nothing_new_is_none() -> None:
     assert expected.shape == (32, 64)
 
 
+def test_groups_that_were_never_set_are_of_neighbours() -> None:
+    """compressed-tensors begins with -1 for every input, and may store that."""
+    tensors, expected = golden("packed4")
+    settings = SCHEMES["packed_int4"].settings
+
+    found = read_layer(
+        "compressed-tensors", settings, {**tensors, "weight_g_idx": torch.full((64,), -1, dtype=torch.int32)}
+    )
+
+    assert isinstance(found, Codes)
+    assert torch.equal(found.dequantised(torch.float32), expected)
+
+
 @pytest.mark.parametrize(
     ("layout", "scheme", "change", "reason"),
     [
@@ -70,6 +84,8 @@ def test_an_order_of_groups_that_says_nothing_new_is_none() -> None:
         ("awq", "awq", {"scales": torch.ones(3, 32)}, "zero points"),
         ("awq", "awq", {"scales": torch.full((2, 32), torch.inf)}, "no finite numbers"),
         ("gptq4", "gptq", {"qzeros": torch.full((2, 4), -1, dtype=torch.int32)}, "may be 0 or beyond"),
+        ("gptq4", "gptq", {"g_idx": torch.full((64,), 2, dtype=torch.int32)}, "groups 2 to 2, of 2"),
+        ("gptq4", "gptq", {"g_idx": torch.full((64,), -1, dtype=torch.int32)}, "groups -1 to -1, of 2"),
         ("gptq4", "gptq", {"qzeros": torch.zeros(2, 2, dtype=torch.int32)}, "codes of 2 bits"),
         ("packed4", "packed_int4", {"weight_shape": torch.tensor([32, 96])}, "packed in words"),
         ("packed4", "packed_int4", {"weight_global_scale": torch.ones(1)}, "weight_global_scale of a layer"),
@@ -116,3 +132,34 @@ def test_layers_are_known_by_their_tensors() -> None:
     assert is_quantised("fp8", {"weight", "weight_scale_inv"})
     for method in ("awq", "gptq", "fp8", "compressed-tensors"):
         assert not is_quantised(method, {"weight", "bias"})
+
+
+def test_mxfp4_means_what_the_library_reads() -> None:
+    """Every number of four bits with every scale that fits, the lowest of which are below normal numbers."""
+    random = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (2, 46, 11, 16), dtype=torch.uint8, generator=random)
+    scales = torch.arange(2 * 46 * 11).remainder(253).to(torch.uint8).view(2, 46, 11)
+
+    found = read_layer("mxfp4", {}, {"blocks": blocks, "scales": scales})
+
+    assert isinstance(found, torch.Tensor)
+    assert found.shape == weight_shape("mxfp4", {"blocks": blocks.shape, "scales": scales.shape}) == (2, 352, 46)
+    assert torch.equal(found, convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).bfloat16())
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scales": torch.full((1, 4, 2), 255, dtype=torch.uint8)}, r"a block has the scale 2 \*\* 128"),
+        ({"scales": torch.zeros(1, 4, 3, dtype=torch.uint8)}, r"blocks of \[1, 4, 2, 16\] have scales of \[1, 4, 3\]"),
+        ({"scales": torch.zeros(1, 4, 2)}, "blocks of"),
+        ({"zeros": torch.zeros(1, 4, 2)}, "tensors zeros of a layer are not understood"),
+    ],
+)
+def test_blocks_of_mxfp4_must_fit(change: dict[str, torch.Tensor], reason: str) -> None:
+    """A scale that is no number included."""
+    tensors = {"blocks": torch.zeros(1, 4, 2, 16, dtype=torch.uint8), "scales": torch.zeros(1, 4, 2, dtype=torch.uint8)}
+
+    with pytest.raises(UnsupportedModel, match=reason):
+        read_layer("mxfp4", {}, tensors | change)

@@ -29,7 +29,7 @@ from shared.messages.pools import KvGeometry
 from tests.run_name import RUN
 
 PAGE_SIZES = (1, 16, 32, 64)
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 SHAPES = {"even": (3, 2, 64), "odd": (2, 3, 5), "single": (1, 1, 3)}  # layers, kv_heads, head_dim
 HOST_PAGES, DEVICE_PAGES, MOVED = 11, 13, 9
 

@@ -132,12 +132,6 @@ def test_a_missing_or_older_profile_is_refused(tmp_path: Path) -> None:
         read_profile(tmp_path / "p.json", machine_here())
 
 
-def test_a_mover_that_the_pool_cannot_have_is_refused(pool: DevicePool) -> None:
-    """Asked for by name, it is an error rather than a silent change."""
-    with pytest.raises(ConfigError, match="GPU"):
-        choose(pool, "gpu_assisted")
-
-
 def test_the_nearest_page_size_and_the_largest_transfer_decide() -> None:
     """Figures of other devices do not count, and verification decides which speed does."""
     measured = profile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from shared.memory import HostPoolView
 from shared.messages.base import unpack_int32
 from shared.messages.pools import KvGeometry
 from tests.cuda.late_streams import late_streams
-from tests.unit.worker.pools import SHM_PREFIX, fill_page, page_load, page_promotion
+from tests.unit.worker.pools import SHM_PREFIX, PlayedPins, host_pool, made_loads, page_load, page_promotion
 
 GEOMETRY = KvGeometry(layers=3, kv_heads=2, head_dim=16, page_size=4, dtype="float32")
 PAGES = 20
@@ -28,12 +28,8 @@ PAGES = 20
 
 @pytest.fixture
 def host() -> Iterator[HostPoolView]:
-    view = HostPoolView.create(SHM_PREFIX, GEOMETRY, PAGES)
-    for page in range(PAGES):
-        fill_page(view, page, f"page-{page}")
-    yield view
-    view.unlink()
-    view.close()
+    with host_pool(PAGES, GEOMETRY, [f"page-{page}" for page in range(PAGES)]) as view:
+        yield view
 
 
 @pytest.fixture
@@ -59,22 +55,8 @@ def loads(host: HostPoolView, mover: GpuAssistedMover) -> Iterator[Loads]:
     made.close()
 
 
-class Unhindered:
-    """Satisfies ``Pins``: everything may be read already."""
-
-    def start(self, work: Callable[[], None]) -> None:
-        work()
-
-    def finish(self) -> None: ...
-
-    def pin(self, array: np.ndarray) -> None: ...
-
-    def unpin(self, array: np.ndarray) -> None: ...
-
-
 def make_loads(mover: GpuAssistedMover, geometry: KvGeometry = GEOMETRY, **options: Any) -> Loads:
-    options |= {"timeout_s": 5, "clock_ns": lambda: 7, "submit": lambda work: work(), "pins": Unhindered()}
-    return Loads(geometry, PAGES, mover, **options)
+    return made_loads(geometry, PAGES, mover, pins=PlayedPins(), **options)
 
 
 def on_device(pool: DevicePool, page: int, layer: int) -> np.ndarray:
@@ -176,56 +158,20 @@ def test_a_verdict_waits_for_what_it_says(host: HostPoolView, mover: GpuAssisted
         assert np.flatnonzero(verdict.wrong()).tolist() == [4, 19]
 
 
-def test_only_what_is_wanted_is_checked(host: HostPoolView, mover: GpuAssistedMover, loads: Loads) -> None:
-    """Of two wrong pages the one that was drawn is found."""
-    numbers = np.arange(8, dtype=np.int32)
-    host.pages[[3, 5], 0, 0] ^= 1
-    checks = RowChecks(host.checksums[:8, :1], host.identities[:8], numbers % 4 == 3)
-
-    verdict = mover.load(loads.pools.find("s").memory(), range(1), numbers, numbers, checks)
-
-    assert np.flatnonzero(verdict.wrong()).tolist() == [3]
-
-
-def test_a_store_returns_when_the_bytes_are_there(host: HostPoolView, device: DevicePool, loads: Loads) -> None:
-    """In pieces as well; other host pages are untouched."""
-    loads.start([everything()]).finish()
-    before = host.pages.copy()
-    into = loads.pools.find("s").memory()
-    assert into.array is not None
-    writable = HostPoolView.attach(host.handle)
-    mover: Any = loads._mover
-
-    mover.store(
-        type(into)(into.layout, array=writable.flat_pages()), range(3),
-        np.arange(5, dtype=np.int32), np.arange(5, dtype=np.int32),
-    )  # fmt: skip
-
-    for page in range(PAGES):
-        expected = before[PAGES - 1 - page] if page < 5 else before[page]
-        np.testing.assert_array_equal(host.pages[page], expected)
-    writable.close()
-
-
 def test_rows_that_the_device_cannot_check_are_checked_before_they_are_copied(host: HostPoolView) -> None:
     """Rows of 240 bytes and fewer, and rows whose halves are no whole words."""
     for head_dim, page_size in ((15, 2), (16, 1), (5, 13)):
         geometry = KvGeometry(layers=2, kv_heads=1, head_dim=head_dim, page_size=page_size, dtype="bfloat16")
         pool = DevicePool.create(geometry, 3, device="cpu", shm_prefix=SHM_PREFIX)
-        small = HostPoolView.create(SHM_PREFIX, geometry, 3)
-        for page in range(3):
-            fill_page(small, page, f"page-{page}")
-        small.pages[1, 0, 0] ^= 1
-        with late_streams():
+        with host_pool(3, geometry, "abc") as small, late_streams():
+            small.pages[1, 0, 0] ^= 1
             loads = make_loads(GpuAssistedMover(pool), geometry)
             loads.attach("s", small.handle)
 
-            result = loads.start([page_load(range(3), range(3), ["page-0", "page-1", "page-2"])]).finish()
+            result = loads.start([page_load(range(3), range(3), "abc")]).finish()
 
             assert unpack_int32(result.failures[0].host_pages) == [1]
             assert not pool.memory().host_rows()[1, 0].any()
             assert (pool.memory().host_rows()[2].reshape(2, -1) == small.pages[2]).all()
             loads.close()
-        small.unlink()
-        small.close()
         pool.close()

@@ -15,8 +15,7 @@ def hits(capacity_prompts: int) -> tuple[list[int], dict[str, int]]:
     cell = CellModel(CellConfig(policy="lru", lease_tokens=1, reserve_fraction=0.0), page_size=4)
     cell.add_worker("worker", pages=2 * capacity_prompts + 3)
     for prompt in TRACE:
-        cell.submit([prompt + 1] * 8 + [100], max_tokens=1)
-        cell.drain()
+        cell.serve([prompt + 1] * 8 + [100], max_tokens=1)
     return [admitted.cached_tokens for admitted in cell.admitted], status(cell.state, "x").counters
 
 

@@ -78,15 +78,6 @@ def test_values_stop_at_what_their_width_holds(bits: int) -> None:
     assert hotness.lookup(7) == (most, 0)
 
 
-def test_ages_are_counted() -> None:
-    """So that others can tell that clocks went down."""
-    hotness = HotnessFilter()
-    hotness.age()
-    hotness.age()
-
-    assert hotness.ages == 2
-
-
 @pytest.mark.parametrize("fingerprint_bits", [4, 8, 9, 17, 32])
 @pytest.mark.parametrize("growth_bits", [0, 8])
 def test_every_width_of_tag_finds_what_was_put(fingerprint_bits: int, growth_bits: int) -> None:
@@ -138,28 +129,6 @@ def test_growth_loses_nothing() -> None:
         assert slots(hotness) == entries
         assert all((*hotness.lookup(digest), hotness.depth_of(digest)) == values for digest, values in known.items())
     assert hotness.put(refused, 1, 1, 1)
-
-
-def test_growth_ends_with_its_bits() -> None:
-    """Without growth bits left there is no doubling, and the filter stays as it is."""
-    hotness = HotnessFilter(growth_bits=1)
-    assert hotness.grow()
-
-    before = msgspec.msgpack.encode(hotness)
-    assert not hotness.grow()
-    assert msgspec.msgpack.encode(hotness) == before
-
-
-def test_what_is_kept_is_not_dropped() -> None:
-    """However cold it is, and also when the whole filter may go; unknown digests to keep do no harm."""
-    hotness = HotnessFilter(fingerprint_bits=24)
-    hotness.put(mix(0), 1, 0, 1)
-    hotness.put(mix(1), 9, 255, 1)
-    dropped = hotness.drop_coldest(np.array([mix(0), mix(99)], dtype=np.uint64), 100)
-
-    assert dropped == hotness.occupied == 1
-    assert hotness.lookup(mix(0)) == (1, 0)
-    assert hotness.lookup(mix(1)) == (0, 0)
 
 
 def test_the_coldest_go_in_order() -> None:

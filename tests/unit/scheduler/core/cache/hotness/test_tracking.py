@@ -6,25 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.cache.prefix_match import match_prefix
-from services.scheduler.core.cache.prefix_tree import Node
-from shared.messages.base import pack_int32
 from shared.messages.cell_events import CellConfig, CellConfigured
-from tests.stateful.cell_model import CellModel, namespace
-from tests.unit.scheduler.core.cell_fixtures import MakeCell
+from tests.stateful.cell_model import CellModel
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, nodes_of
 
 SHARED = list(range(100, 132))  # 32 tokens: eight pages of four, two heads.
 
 
 def ask(cell: CellModel, tokens: list[int], **fields: Any) -> None:
     """Submit a request and let the cell come to rest. One token is generated, whose KV is never computed."""
-    cell.submit(tokens, max_tokens=1, ignore_eos=True, **fields)
-    cell.drain()
-
-
-def nodes_of(cell: CellModel, tokens: list[int], salt: str = "") -> list[Node]:
-    """The nodes that hold these tokens, top first."""
-    return [node for node, _ in match_prefix(cell.state.tree, namespace(salt), pack_int32(tokens), 10_000)]
+    cell.serve(tokens, max_tokens=1, ignore_eos=True, **fields)
 
 
 def frequencies(cell: CellModel, tokens: list[int], salt: str = "") -> list[tuple[int, int]]:
@@ -171,8 +162,7 @@ def test_computing_again_what_was_cached_meanwhile_is_a_use(make_cell: MakeCell)
     """Two requests that prefill the same prompt side by side have both used it."""
     cell = make_cell(pages=64, defer_tokens=0)
     cell.submit(SHARED, max_tokens=1, ignore_eos=True, request_id="first")
-    cell.submit(SHARED, max_tokens=1, ignore_eos=True, request_id="second")
-    cell.drain()
+    cell.serve(SHARED, max_tokens=1, ignore_eos=True, request_id="second")
 
     (node,) = nodes_of(cell, SHARED)
     assert cell.workers["worker-0"].prefilled_tokens == 64
