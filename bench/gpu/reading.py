@@ -129,10 +129,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def mend_interpreter() -> None:
-    """Mend two faults of Triton's interpreter. Compiled kernels have nothing to do with them.
+    """Mend three faults of Triton's interpreter. Compiled kernels have nothing to do with them.
 
     That of 3.6 does not count with arrays of one element, which numpy since 2.5 takes for no number. That of 3.9
     refuses masks of numbers, and makes numbers of a comparison of scalars itself when it spreads it over a block.
+    All multiply by BLAS, in which a row's rounding may depend on its place in the block; a GPU's does not.
     """
     # When Triton is first imported it is decided whether it interprets.
     from triton.runtime import interpreter
@@ -154,6 +155,18 @@ def mend_interpreter() -> None:
         return made
 
     interpreter.InterpreterBuilder.create_splat = spread_bits
+
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def multiply_rows_alike(self: Any, a: Any, b: Any, d: Any, *settings: Any) -> Any:
+        kind = d.data.dtype
+        if kind != np.float32 or 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):
+            return multiply(self, a, b, d, *settings)
+        # Without BLAS, every element is summed in the order of the inner dimension.
+        product = np.einsum("mk,kn->mn", a.data.astype(kind), b.data.astype(kind))
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = multiply_rows_alike
 
 
 def interpret_kernels() -> None:
