@@ -304,8 +304,11 @@ class Active:
             await asyncio.sleep(STATUS_S)
 
     async def _answer_status(self, data: bytes) -> bytes:
+        """Answer behind the outputs of all inputs that the status covers; some may have been held back."""
         decode(data, GetStatus)
-        return encode(await self._status())
+        status = await self._status()
+        await self._outbox.send_up_to(status.seq)
+        return encode(status)
 
     async def _answer_snapshot(self, data: bytes) -> bytes:
         decode(data, TakeSnapshot)

@@ -100,6 +100,15 @@ class Outbox:
         if len(self._unconfirmed) >= MOST_UNCONFIRMED and self._may_speak():
             await self.confirm()
 
+    async def send_up_to(self, seq: int) -> None:
+        """Give the connection all outputs of inputs up to ``seq``, so that what is sent next arrives behind them.
+
+        Raises Unavailable while the broker is away or this scheduler may not speak.
+        """
+        await self._publish()
+        if self._sent < len(self._unconfirmed) and self._unconfirmed[self._sent].cause <= seq:
+            raise Unavailable("outputs of this scheduler are not published yet")
+
     async def confirm(self) -> None:
         """Return when the server has every output given to :meth:`send` so far, however long that takes."""
         async with self._confirming:

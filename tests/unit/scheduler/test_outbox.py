@@ -11,6 +11,7 @@ from services.scheduler.outbox import MOST_UNCONFIRMED, Outbox
 from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.codec import decode_published
+from shared.errors import Unavailable
 from shared.messages.gateway_notices import GatewayNotice, ResumeNeeded
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.waiting import until
@@ -210,3 +211,18 @@ async def test_outbox_that_may_not_speak_any_more_says_nothing_further() -> None
 
     assert await stored(standby.bus) == [1, 2]
     assert standby.outbox.unconfirmed == 3
+
+
+async def test_what_may_not_be_said_yet_is_unavailable() -> None:
+    """Without the right to speak nothing counts as sent; with it everything up to an input is, at once."""
+    standby = Standby()
+    await standby.bus.ensure_streams(StreamLimits())
+    await standby.fold(1, 2)
+
+    with pytest.raises(Unavailable):
+        await standby.outbox.send_up_to(1)
+    await standby.outbox.send_up_to(0)
+    standby.outbox._may_speak = lambda: True
+    await standby.outbox.send_up_to(2)
+
+    assert await stored(standby.bus) == [1, 2]

@@ -462,6 +462,30 @@ async def test_active_one_whose_time_is_over_does_not_answer(cell: Cell) -> None
         await cell.snapshot()
 
 
+async def test_a_status_comes_behind_outputs_that_were_held_back(cell: Cell) -> None:
+    """What was folded while the lead's time was over is published before any status covers it."""
+    first = await cell.active()
+    renew, is_reachable = first.bus.write_record, asyncio.Event()
+
+    async def renew_later(name: str, data: bytes, **options: Any) -> int | None:
+        if not is_reachable.is_set():
+            raise Unavailable("no answer in time")
+        return await renew(name, data, **options)
+
+    first.bus.write_record = renew_later  # type: ignore[method-assign]
+    await cell.put(worker_joined())
+    first.clock_ns += LEAD_MS * 1_000_000
+    seq = await cell.put(submit("held back", [1] * 20))
+    await until(lambda: first.position >= seq)
+    held_back = not any(isinstance(one, WorkerPlan) for one in await cell.outputs())
+
+    is_reachable.set()
+    await cell.folded(seq)
+
+    assert held_back
+    assert any(isinstance(one, WorkerPlan) for one in await cell.outputs())
+
+
 async def test_standby_that_the_stream_left_behind_restores_again(cell: Cell) -> None:
     """From a snapshot of the active one; and takes over with its state."""
     first = await cell.active()
