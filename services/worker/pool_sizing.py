@@ -9,7 +9,7 @@ import torch
 
 from services.worker.config import WorkerConfig
 from services.worker.device_bounds import batch_tokens
-from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
+from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, RunnerOf, measure_room
 from services.worker.engine.model_runner import PoolSizer
 from services.worker.kv.planes import PlaneMap
 from shared.memory.machine_memory import MachineMemory, machine_memory
@@ -23,7 +23,7 @@ def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machin
     loaded.
     """
 
-    def pages(model: Any, planes: PlaneMap, max_context: int) -> int:
+    def pages(model: Any, planes: PlaneMap, max_context: int, runner_of: RunnerOf) -> int:
         geometry = planes.geometry
         demand = ModelDemand(token_bytes=geometry.token_bytes, context_tokens=max_context, kv_heads=geometry.kv_heads)
         if config.cpu_kv_bytes:
@@ -39,9 +39,10 @@ def cpu_sizer(config: WorkerConfig, memory: Callable[[], MachineMemory] = machin
 def gpu_sizer(config: WorkerConfig, memory: Callable[[torch.device], DeviceMemory] = CudaMemory) -> PoolSizer:
     """Return the sizer of a pool on a GPU: the memory that weights and the largest prefill leave."""
 
-    def pages(model: Any, planes: PlaneMap, max_context: int) -> int:
+    def pages(model: Any, planes: PlaneMap, max_context: int, runner_of: RunnerOf) -> int:
         device = memory(model.device)
-        room = measure_room(model, planes, max_context, room_wish(config, device.total_bytes()), device)
+        wish = room_wish(config, device.total_bytes())
+        room = measure_room(runner_of, planes, max_context, model.device, wish, device)
         return room.pages(planes.geometry.page_bytes)
 
     return pages

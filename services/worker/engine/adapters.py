@@ -97,6 +97,11 @@ class Adapters:
         """Return whether the adapter with this ``digest`` is loaded."""
         return digest in self._loaded
 
+    @property
+    def hooks(self) -> int:
+        """Number of hooks on the model's modules, which do nothing in steps without rows of an adapter."""
+        return len(self._hooks)
+
     def prepare(self, files: AdapterFiles, tensors: Mapping[str, torch.Tensor]) -> Adapter:
         """Convert an adapter's weights into the form that steps read; from any thread.
 

@@ -51,9 +51,14 @@ class CudaCapture:
                 run()
         _cuda.current_stream(self._device).wait_stream(self._stream)
         graph: Graph = _cuda.CUDAGraph()
-        # Other threads may go on with work of their own meanwhile.
-        with _cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            run()
+        ordinary = _cuda.current_stream(self._device)
+        try:
+            # Other threads may go on with work of their own meanwhile.
+            with _cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        finally:
+            # A capture that was invalidated raises when it ends, and leaves its own stream the current one.
+            _cuda.set_stream(ordinary)
         return graph
 
     def used_bytes(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from services.worker.engine.adapters import Adapters
 from services.worker.engine.attention import AttentionStep
 from services.worker.engine.captured_attention import CapturedAttention
 from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
@@ -45,6 +46,10 @@ class GraphedRunner(Protocol):
     pool: DevicePool
     max_context: int
     vocab_size: int
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters, whose hooks no captured step misses."""
 
     @property
     def is_exact(self) -> bool:
@@ -211,7 +216,9 @@ class DecodeGraphs:
             raise InvariantViolated(f"the captured step gives other logits: mean relative deviation {deviation:.2g}")
 
     def _count_hooks(self) -> int:
-        return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in self._modules)
+        """Return the hooks on modules that any step would call: steps with rows of an adapter have no graph."""
+        hooks = sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in self._modules)
+        return hooks - self._runner.adapters.hooks
 
 
 def longest_served(runner: GraphedRunner) -> int:

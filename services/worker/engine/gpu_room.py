@@ -10,6 +10,7 @@ The arithmetic and the run are tested on a CPU with a stand-in for the memory; :
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,8 +18,6 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
-from services.worker.engine.model_runner import ModelRunner
-from services.worker.engine.own_attention import own_forward
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import PlaneMap
 from shared.errors import ConfigError
@@ -27,6 +26,21 @@ from shared.errors import ConfigError
 _cuda: Any = torch.cuda
 
 MIB = 2**20
+
+
+class PrefillRunner(Protocol):
+    """The part of ``engine.model_runner.ModelRunner`` that a measurement uses."""
+
+    pool: DevicePool
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute one step."""
+
+
+RunnerOf = Callable[[DevicePool], PrefillRunner]
+"""Makes a runner of the loaded model over a pool."""
 
 
 class DeviceMemory(Protocol):
@@ -117,20 +131,22 @@ class Room:
         return pages
 
 
-def measure_room(model: Any, planes: PlaneMap, max_context: int, wish: RoomWish, memory: DeviceMemory) -> Room:
-    """Run the largest prefill over a pool that is given back afterwards.
+def measure_room(
+    runner_of: RunnerOf, planes: PlaneMap, max_context: int, device: torch.device, wish: RoomWish, memory: DeviceMemory
+) -> Room:
+    """Run the largest prefill over a pool on ``device`` that is given back afterwards.
 
-    Raises ConfigError where even that does not fit on the device. In a group every rank calls this with the same
-    ``wish`` at the same time.
+    ``runner_of`` makes a runner over that pool which attends in the way that was proven and will serve. Raises
+    ConfigError where even that does not fit on the device. In a group every rank calls this with the same ``wish`` at
+    the same time.
     """
     geometry = planes.geometry
     segments, pages = prefill_segments(wish.tokens, max_context, geometry.page_size)
     memory.start()
     try:
-        pool = DevicePool.create(geometry, pages, device=model.device, shm_prefix="room", planes=planes)
+        pool = DevicePool.create(geometry, pages, device=device, shm_prefix="room", planes=planes)
         try:
-            runner = ModelRunner(model, pool, vocab_size=0, fused=own_forward(model, pool))
-            _prefill(runner, segments, min(wish.rows, wish.tokens))
+            _prefill(runner_of(pool), segments, min(wish.rows, wish.tokens))
             peak = memory.peak_bytes() - pages * geometry.page_bytes
         finally:
             pool.close()
@@ -156,8 +172,8 @@ def prefill_segments(tokens: int, max_context: int, page_size: int) -> tuple[lis
     return segments, pages
 
 
-def _prefill(runner: ModelRunner, segments: list[Segment], rows: int) -> None:
+def _prefill(runner: PrefillRunner, segments: list[Segment], rows: int) -> None:
     device, total = runner.pool.device, sum(segment.rows for segment in segments)
     positions = torch.cat([torch.arange(segment.rows) for segment in segments])
-    meta = ForwardMeta.build(segments, runner.geometry.page_size, device)
+    meta = ForwardMeta.build(segments, runner.pool.geometry.page_size, device)
     runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.arange(total - rows, total))

@@ -8,6 +8,7 @@ GPUs (:mod:`services.worker.engine.fused_gpu`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from services.worker.engine.found_model import FoundModel, find_model
 from services.worker.engine.fused.choice import ForwardPath, StepForward, fuse, merge
 from services.worker.engine.fused.forward import FusedForward
 from services.worker.engine.gpu_attention import EXACT_KERNELS, KERNELS, captured_attention, gpu_attention, way_of
+from services.worker.engine.gpu_room import RunnerOf
 from services.worker.engine.latent_attention import LatentAttention
 from services.worker.engine.model_faults import in_one_line, is_of_the_machine, refusing
 from services.worker.engine.model_loading import (
@@ -38,7 +40,7 @@ from services.worker.engine.model_loading import (
     model_bytes_of,
     own_context,
 )
-from services.worker.engine.own_attention import OwnAttention, unsteppable
+from services.worker.engine.own_attention import OwnAttention, own_forward, unsteppable
 from services.worker.engine.packed_experts import pack_experts
 from services.worker.engine.packed_linear import conversion, pack_linears
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
@@ -79,8 +81,10 @@ NOTHING_TO_PROVE = ProofTable()
 
 _log = logs.get_logger("worker.engine")
 
-PoolSizer = Callable[[Any, PlaneMap, int], int]
-"""Pages of the device pool of a model, given its plane map and longest context; the model is not changed."""
+PoolSizer = Callable[[Any, PlaneMap, int, RunnerOf], int]
+"""Pages of the device pool of a model, given its plane map, its longest context and how it is run over a pool; the
+model is not changed.
+"""
 
 
 class ModelRunner:
@@ -197,11 +201,8 @@ class ModelRunner:
         geometry = planes.geometry
         operators = replaced_operators("CUDA") if exact else None
         check_device(planes, device, is_exact=exact)
-        if shape is not None and prove is not None:
-            # Other heads, latents, and sinks are not in the configuration.
-            seen = msgspec.structs.replace(shape, geometry=geometry)
-            seen = seen if found.attends_itself else seen_shape(shape, model, planes)
-            proofs = proofs if seen == shape else prove(seen)
+        if shape is not None and prove is not None and (seen := _seen(shape, found, planes)) != shape:
+            proofs = prove(seen)
         if forward == "fused" and not planes.is_identity:
             raise ConfigError(f"--forward fused: it reads no {planes.contents}")
         if exact or proofs.way(FUSED) == "separate" or not planes.is_identity:
@@ -209,7 +210,16 @@ class ModelRunner:
             forward = "portable"
         with refusing(config.model_type, "probed"):
             merged = merge(model, windows, context, forward)
-        count = pages_of(model, planes, longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+        make = partial(cls, model, operators=operators, attention=attention, proofs=proofs)
+        count = pages_of(
+            model,
+            planes,
+            longest,
+            lambda pool: make(pool, vocab_size=0, fused=own_forward(model, pool)),
+            pages=pages,
+            device_kv_bytes=device_kv_bytes,
+            sizer=sizer,
+        )
         pool = DevicePool.create(
             geometry,
             count,
@@ -228,16 +238,12 @@ class ModelRunner:
                     pack_layers(model)
                 if found.attends_itself:
                     fused = OwnAttention(model, pool)
-                runner = cls(
-                    model,
+                runner = make(
                     pool,
                     vocab_size=verification.vocab_size,
                     context=context,
                     model_bytes=found.model_bytes,
                     fused=fused,
-                    operators=operators,
-                    attention=attention,
-                    proofs=proofs,
                     states=found.states,
                 )
                 with progress.phase("verifying the model"):
@@ -440,6 +446,13 @@ def cpu_attention(pool: DevicePool, dtype: torch.dtype) -> AttentionBackend:
     return CpuAttention(pool, dtype=dtype)
 
 
+def _seen(shape: ServedShape, found: FoundModel, planes: PlaneMap) -> ServedShape:
+    """Return the shape as the model has it: other heads, latents, and sinks are not in the configuration."""
+    if found.attends_itself:
+        return msgspec.structs.replace(shape, geometry=planes.geometry)
+    return seen_shape(shape, found.model, planes)
+
+
 def kept_planes(found: FoundModel, kv_dtype: KvDtype) -> PlaneMap:
     """Return the plane map under ``kv_dtype``. Raises UnsupportedModel for a model whose KV is not rounded."""
     if kv_dtype == "auto":
@@ -453,6 +466,7 @@ def pages_of(
     model: Any,
     planes: PlaneMap,
     context: int,
+    runner_of: RunnerOf,
     *,
     pages: int | None,
     device_kv_bytes: int | None,
@@ -467,7 +481,7 @@ def pages_of(
         return pages
     if device_kv_bytes is not None or sizer is None:
         return (device_kv_bytes or 0) // planes.geometry.page_bytes
-    return sizer(model, planes, context)
+    return sizer(model, planes, context, runner_of)
 
 
 class _Warmed(Protocol):

@@ -95,7 +95,7 @@ def copy_pages_kernel(
         row = (tile // columns) * BLOCK_ROWS + row_in_tile
         word = (tile % columns) * BLOCK_WORDS + word_in_tile
         is_row = row < rows
-        half = row % 2
+        half = (row % 2).to(tl.int64)  # A half's stride may exceed 32 bits: planes of 8 GiB and more.
         entry = (row // 2) % count
         layer = (first_layer + row // (2 * count)).to(tl.int64)
         from_page = tl.load(source_pages + entry, mask=is_row, other=0).to(tl.int64)

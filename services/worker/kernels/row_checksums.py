@@ -103,7 +103,7 @@ def block_sums_kernel(
         for stripe in tl.static_range(16):
             word = in_row * 128 + stripe * 8 + lane
             is_real = is_block & ((in_row < BLOCKS - 1) | (stripe < LAST_STRIPES))
-            at = begin + (word // HALF_WORDS) * (HALF - HALF_WORDS) + word
+            at = begin + (word // HALF_WORDS).to(tl.int64) * (HALF - HALF_WORDS) + word
             data = tl.load(pool + at, mask=is_real, other=0, cache_modifier=".cg")
             key = data.to(tl.uint64, bitcast=True) ^ _secret_at(constants, stripe + lane, seed, 0)
             product_sum += tl.where(is_real, (key & 0xFFFFFFFF) * (key >> 32), 0)
@@ -153,7 +153,8 @@ def join_sums_kernel(
         state += tl.load(sums + place + (BLOCKS - 1) * 8, mask=is_row[:, None], other=0).to(tl.uint64, bitcast=True)
         # The last 64 bytes, which may have been read before as part of a block, have a secret of their own.
         word = 2 * HALF_WORDS - 8 + lane
-        at = page * PAGE + layer.to(tl.int64) * LAYER + (word // HALF_WORDS) * (HALF - HALF_WORDS) + word
+        half = (word // HALF_WORDS).to(tl.int64)
+        at = page * PAGE + layer.to(tl.int64) * LAYER + half * (HALF - HALF_WORDS) + word
         data = tl.load(pool + at, mask=is_row[:, None], other=0).to(tl.uint64, bitcast=True)
         left, right = tl.split(tl.reshape(data, [TILE, 4, 2]))
         key = data ^ _secret_at(constants, 15 + lane, seed, 1)

@@ -376,7 +376,15 @@ def _pages(
         own = model.measure_room(room)
         return min([own, *(each.pages for each in ranks.collect(RankMeasured))])
     layout, planes = model.layout, model.layout.whole
-    count = pages_of(model.model, planes, model.longest, pages=pages, device_kv_bytes=device_kv_bytes, sizer=sizer)
+    count = pages_of(
+        model.model,
+        planes,
+        model.longest,
+        lambda pool: model.runner(pool, vocab_size=0),
+        pages=pages,
+        device_kv_bytes=device_kv_bytes,
+        sizer=sizer,
+    )
     # Bytes are those of all ranks, and several may keep copies of the same.
     return count if pages is not None else count * planes.geometry.page_bytes // layout.group_page_bytes
 

@@ -143,7 +143,14 @@ class RankModel:
 
     def measure_room(self, wish: RoomWish, memory: DeviceMemory | None = None) -> int:
         """Return how many pages fit on this rank's device; all ranks call it at once. Raises ConfigError."""
-        room = measure_room(self.model, self.layout.part, self.context, wish, memory or CudaMemory(self.device))
+        room = measure_room(
+            lambda pool: self.runner(pool, vocab_size=0),
+            self.layout.part,
+            self.context,
+            self.device,
+            wish,
+            memory or CudaMemory(self.device),
+        )
         return room.pages(self.part.page_bytes)
 
     def make_pool(self, pages: int) -> DevicePool:

@@ -63,8 +63,9 @@ class Snapshot:
         into = self._place(self._index[layer], hidden.dtype)
         parts = [hidden[part] for part in self._picked]
         if self._stream is not None:
-            # Gathered on the device first: one copy over the link however many sequences there are.
-            self._send(into, parts[0] if len(parts) == 1 else torch.cat(parts))
+            # Gathered on the device first, always: one copy over the link however many sequences there are, and of
+            # memory that nothing writes to. A fused forward computes its next layer in that of ``hidden``.
+            self._send(into, torch.cat(parts))
         elif len(parts) == 1:
             into.copy_(parts[0])
         else:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.engine.adapters import Adapter, LowRank
 from services.worker.engine.cuda_graphs import DecodeGraphs
 from services.worker.engine.decode_shapes import DecodeShape
 from services.worker.engine.forward_meta import ForwardMeta, Segment
@@ -185,6 +186,28 @@ def test_a_step_whose_hidden_states_are_taken_down_goes_the_ordinary_way(load_ru
         assert graphs.shape_for(decoding.meta(), decoding.last_rows) is None
 
     assert graphs.shape_for(decoding.meta(), decoding.last_rows) is not None
+
+
+def test_loaded_adapters_leave_the_base_model_its_graphs(load_runner: LoadRunner) -> None:
+    """Their hooks do nothing in its steps, and steps with rows of theirs never ask for a graph."""
+    runner = load_runner("llama", tokens=512)
+    runner.adapters.are_fused = False
+    graphs, _ = graphs_of(runner)
+    decoding = Decoding(runner, [3, 20])
+    name = "model.layers.0.self_attn.q_proj"
+    module = runner.model.get_submodule(name)
+    terms = LowRank(torch.nn.Linear(module.in_features, 4), torch.nn.Linear(4, module.out_features), 1.0)
+
+    runner.adapters.put(Adapter("one", (name,), {}, {name: terms}))
+    runner.adapters.put(Adapter("two", (name,), {}, {name: terms}))
+    loaded = graphs.shape_for(decoding.meta(), decoding.last_rows)
+    with module.register_forward_hook(lambda *_: None):
+        hooked = graphs.shape_for(decoding.meta(), decoding.last_rows)
+    runner.adapters.drop("one")
+    runner.adapters.drop("two")
+
+    assert loaded == graphs.shape_for(decoding.meta(), decoding.last_rows) == DecodeShape(2, 512)
+    assert hooked is None
 
 
 def test_a_model_that_cannot_be_captured_is_served_without(load_runner: LoadRunner) -> None:

@@ -10,11 +10,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import triton
 from packaging.requirements import Requirement
 from triton.runtime.jit import JITFunction
 
 from services.worker import kernels
+from services.worker.kernels import page_gather
+from services.worker.kernels.row_checksums import check_rows, constants_on, sums_for
+from services.worker.kv.page_memory import PageLayout
+from shared.messages.pools import KvGeometry
 from tests.unit.worker.kernels import bounds
 from tests.unit.worker.kernels.compile_cases import CASES
 from tests.unit.worker.kernels.launches import launches_of
@@ -81,6 +86,31 @@ def test_rotations_round_products_before_they_add_them(case: str) -> None:
     assert launches
     for launch in launches:
         assert "fma.rn.f32" not in launch.variant(90).compile().asm["ptx"]
+
+
+@pytest.mark.parametrize("is_load", [True, False])
+def test_planes_of_any_size_are_moved_and_checked(is_load: bool) -> None:
+    """A pool of 140 GiB of three layers has planes of 23: strides beyond 32 bits, in words too."""
+    geometry = KvGeometry(layers=3, kv_heads=8, head_dim=64, page_size=16, dtype="bfloat16")
+    host, device = (
+        PageLayout.page_first(geometry, 1),
+        PageLayout.layer_first(geometry, 140 * 2**30 // geometry.page_bytes),
+    )
+    pool, numbers = torch.zeros(64, dtype=torch.uint8), torch.zeros((2, 3), dtype=torch.int32)
+    seeds, cpu = torch.zeros(3, dtype=torch.int64), torch.device("cpu")
+
+    def move() -> None:
+        begin, end = (host, device) if is_load else (device, host)
+        page_gather.copy_pages(pool, begin, pool, end, numbers, range(1), programs=2)
+
+    def check() -> None:
+        wrong, sums = torch.zeros(3, dtype=torch.uint8), sums_for(device.half_bytes, 3, cpu)
+        check_rows(pool, device, 0, numbers[0], seeds, seeds, wrong, constants=constants_on(cpu), sums=sums)
+
+    compiled = {
+        each.kernel.__name__ for call in (move, check) for each in launches_of(call) if each.variant(90).compile()
+    }
+    assert compiled == {"copy_pages_kernel", "block_sums_kernel", "join_sums_kernel"}
 
 
 def test_each_bound_is_below_what_an_architecture_has() -> None:

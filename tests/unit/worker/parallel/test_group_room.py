@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from services.worker.engine.gpu_room import RoomWish
+from services.worker.engine.model_runner import ModelRunner
 from services.worker.kv.planes import HeadsKept, LatentsKept
 from services.worker.parallel.collectives import make_store
 from services.worker.parallel.group_runner import _pages
 from services.worker.parallel.orders import MeasureRoom, RankMeasured
 from services.worker.parallel.rank_model import RankModel
+from services.worker.proving.table import ProofTable
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.engine.test_gpu_room import StandIn
 from tests.unit.worker.parallel.groups import start_order
@@ -76,6 +78,27 @@ def test_a_number_of_pages_is_taken_without_a_measurement() -> None:
     assert pages(device_kv_bytes=320) == 5  # Every rank keeps all latents, and half of a page holds nothing.
 
 
+def test_room_is_measured_in_the_proven_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another may need what this machine lacks."""
+    rank = RankModel(start_order(make_checkpoint("llama", tmp_path / "model"), 1))
+    rank.proofs = ProofTable(device="proven")
+    used: list[ProofTable] = []
+    forward = ModelRunner.forward
+
+    def spy(self: ModelRunner, *given: Any) -> Any:
+        used.append(self.proofs)
+        return forward(self, *given)
+
+    monkeypatch.setattr(ModelRunner, "forward", spy)
+    rank.join(make_store(60.0))
+    try:
+        rank.measure_room(RoomWish(0.5, 40, 7, 0), StandIn())
+    finally:
+        rank.close()
+
+    assert used == [rank.proofs]
+
+
 @pytest.mark.parametrize("family", ["llama", "mla", "gemma4_padded", "indexed"])
 def test_room_is_measured_with_pages_of_what_the_model_keeps(family: str, tmp_path: Path) -> None:
     """A prefill over a pool of K and V would fail where pages hold latents, or other heads from layer to layer."""
@@ -102,8 +125,8 @@ def test_a_rank_measures_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("services.worker.parallel.rank_model.measure_room", measured)
     rank: Any = object.__new__(RankModel)
-    rank.model, rank.context = object(), 64
+    rank.model, rank.context, rank.device = object(), 64, "device"
     rank._layout = layout_of([HeadsKept(2, 8, 8)] * 2, 2, 16)
 
     assert rank.measure_room(WISH, "memory") == 3
-    assert asked == [rank.model, rank.layout.part, 64, WISH, "memory", 2 * 2 * 16 * 8 * 4]
+    assert asked[1:] == [rank.layout.part, 64, "device", WISH, "memory", 2 * 2 * 16 * 8 * 4]

@@ -6,12 +6,15 @@ What only a GPU can show is in ``tests/gpu/test_cuda_graphs.py``, whose runners 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig
 
 from services.worker.engine.cuda_graphs import DecodeGraphs
@@ -22,7 +25,10 @@ from services.worker.engine.model_loading import load_config, load_model
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.probe import Verification
 from services.worker.native import build
+from services.worker.restore import snapshot_ring
+from services.worker.restore.attention_inputs import AttentionInputs
 from services.worker.restore.projection import KvProjection
+from services.worker.restore.snapshot_ring import Snapshot
 from shared.errors import ConfigError, InvariantViolated, UnsupportedModel
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
@@ -137,6 +143,68 @@ def test_hooks_see_what_attention_is_given(checkpoint: Checkpoint) -> None:
 
     assert len(seen[0]) == 3
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-4, atol=1e-4)
+
+
+class LateStream:
+    """A stream whose copies run when somebody waits for them, and not before."""
+
+    def __init__(self) -> None:
+        self._copies: list[Callable[[], object]] = []
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+    def record_event(self) -> LateStream:
+        return self
+
+    def synchronize(self) -> None:
+        while self._copies:
+            self._copies.pop(0)()
+
+    def put(self, copy: Callable[[], object]) -> None:
+        self._copies.append(copy)
+
+
+class Deferring(TorchFunctionMode):
+    """Has a stream do all copies."""
+
+    def __init__(self, stream: LateStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.copy_:
+            self._stream.put(partial(function, *args, **(kwargs or {})))
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("picked", [[slice(0, 24)], [slice(0, 10), slice(12, 24)]], ids=["one run", "two"])
+def test_hidden_states_that_are_copied_late_are_those_of_their_layer(
+    picked: list[slice], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy link copies a layer while the next ones are computed, in memory that is written again."""
+    saved = []
+    with runner_of(checkpoint("qwen3"), oracles, "float32") as runner:
+        (table,) = page_tables(runner, [24], seed=1)
+        meta = ForwardMeta.build([Segment(24, 0, table)], PAGE_SIZE, "cpu")
+        layers = runner.geometry.layers
+        rows = sum(part.stop - part.start for part in picked)
+        inputs = AttentionInputs(runner.model, layers)
+        for stream in (None, LateStream()):
+            into = np.zeros((layers, rows, runner.model.config.hidden_size * 4), np.uint8)
+            snapshot = Snapshot(into, picked, range(layers), (), stream)
+            with monkeypatch.context() as patched, inputs.given_to(snapshot):
+                played = SimpleNamespace(current_stream=lambda device: None, stream=Deferring)
+                patched.setattr(snapshot_ring, "_cuda", played)
+                patched.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+                runner.forward(torch.tensor(random_prompt(24, seed=2)), torch.arange(24), meta, torch.tensor([23]))
+            with torch.inference_mode():
+                snapshot.wait()
+            saved.append(into)
+
+    assert saved[0].any()
+    assert np.array_equal(saved[0], saved[1])
 
 
 def test_restoration_goes_through_the_merged_weights(checkpoint: Checkpoint) -> None:
