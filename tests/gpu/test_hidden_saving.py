@@ -12,6 +12,7 @@ import torch
 from services.worker.detokenizer import Vocabulary
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.restore.projection import KvProjection
+from services.worker.restore.snapshot_ring import Snapshot
 from shared.hidden_forms import hidden_geometries
 from shared.messages.requests import SamplingParams
 from tests.checkpoints import FAMILIES, make_checkpoint
@@ -53,6 +54,21 @@ def test_pages_hold_what_the_device_holds(runner: ModelRunner, checkpoint: Path)
             _save_one(made, witness, number, form)
     finally:
         made.close()
+
+
+def test_copies_that_are_late_hold_what_their_layer_saw(
+    runner: ModelRunner, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy link copies a layer's rows some ten milliseconds after the next layers were computed."""
+    send = Snapshot._send
+
+    def send_late(self: Snapshot, into: torch.Tensor, gathered: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+        send(self, into, gathered)
+
+    monkeypatch.setattr(Snapshot, "_send", send_late)
+    test_pages_hold_what_the_device_holds(runner, checkpoint)
 
 
 def _save_one(made: Driven, witness: Witness, number: int, form: object) -> None:
