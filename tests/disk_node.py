@@ -28,14 +28,15 @@ NBYTES = make_chain(1, seed=0)[0].blob.nbytes
 
 
 class Faults(FileCalls):
-    """System calls that fail with EIO for paths that ``is_bad`` says."""
+    """System calls that fail, with EIO unless told otherwise, for paths that ``is_bad`` says."""
 
     def __init__(self) -> None:
         self.is_bad: Callable[[str], bool] = lambda path: False
+        self.errno = errno.EIO
 
     def _check(self, path: str) -> None:
         if self.is_bad(path):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(self.errno, os.strerror(self.errno))
 
     def open(self, path: str, flags: int) -> int:
         self._check(path)

@@ -33,7 +33,7 @@ class OneDirectory(ChunkBackend):
     def disown(self, key: ChunkKey) -> None:
         """Leave the blob where it is: what is written over it fails."""
 
-    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
+    def unreadable(self, key: ChunkKey, *, timeout_s: float) -> Unreadable:
         return Unreadable()
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:

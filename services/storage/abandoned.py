@@ -17,8 +17,7 @@ class Abandoned:
 
     def __init__(self) -> None:
         """Begin with no abandoned calls."""
-        self._running: dict[asyncio.Future[Any], None] = {}
-        self._by_address: dict[int, asyncio.Future[Any]] = {}  # Calls that use a buffer, by the buffer's address.
+        self._running: dict[asyncio.Future[Any], list[int]] = {}  # Addresses of the buffers that each call uses.
 
     def __len__(self) -> int:
         """Return the number of calls under way."""
@@ -26,26 +25,23 @@ class Abandoned:
 
     def add(self, call: asyncio.Future[Any], uses: Iterable[memoryview]) -> None:
         """Note a call that is not waited for any more, and the beginnings of buffers that it uses."""
-        addresses = [_address(buffer) for buffer in uses]
-        self._running[call] = None
-        self._by_address |= dict.fromkeys(addresses, call)
+        self._running[call] = [_address(buffer) for buffer in uses]
 
         def ended(call: asyncio.Future[Any]) -> None:
             del self._running[call]
-            for address in addresses:
-                del self._by_address[address]
             if not call.cancelled():
                 call.exception()  # Retrieve its exception, which no other code asks for.
 
         call.add_done_callback(ended)
 
     def when_free(self, buffer: memoryview, then: Callable[[], None]) -> None:
-        """Call ``then`` once no call uses a buffer: now, or when that call ends."""
-        call = self._by_address.get(_address(buffer)) if self._by_address else None
+        """Call ``then`` once no call uses a buffer: now, or when the last of them ends."""
+        address = _address(buffer) if self._running else 0
+        call = next((call for call, addresses in self._running.items() if address in addresses), None)
         if call is None:
             then()
         else:
-            call.add_done_callback(lambda _: then())
+            call.add_done_callback(lambda _: self.when_free(buffer, then))
 
 
 def _address(buffer: memoryview) -> int:

@@ -18,6 +18,7 @@ from services.storage.chunk_keys import ChunkKeys
 from services.storage.chunk_reading import VerifiedRead
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.disk_tier import DiskTier
+from services.storage.io_threads import Hung
 from services.storage.promotions import Brought, Promotions
 from services.storage.remote_tier import RemoteTier
 from services.storage.sparse.copies import SparseCopies
@@ -120,6 +121,11 @@ class ChunkSource:
                 header = await self._disk.read(key, read, buffer)
                 if header is not None:
                     return Brought(key, place, "disk", header, buffer[: header.nbytes], buffer, read.key_id)
+            except Hung as caught:
+                # The read goes on, and writes to the buffer when the disk answers: nothing may be opened in it now.
+                # The store is asked by the next fetch, when the directory is left out. This one may have no time left,
+                # and to wait for another buffer, which later chunks of it hold, could take all of it.
+                return Lost(key not in self._disk, str(caught))
             except (ThermoclineError, OSError) as caught:
                 is_missing, error = isinstance(caught, IntegrityError), str(caught)
         if self._remote is not None:

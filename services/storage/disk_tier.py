@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from services.storage import measures
 from services.storage.backends import ChunkEntry, ChunkKey, Directories
+from services.storage.backends.file_calls import LacksMeans
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import ChunkHeader
 from services.storage.chunk_reading import VerifiedRead
@@ -155,6 +156,8 @@ class DiskTier:
                 self.index.add(key, self._clock_s())
             else:
                 self.index.give_up(key)
+                if self.backend.place_of(key)[1]:  # A file of its name is left, which no deletion is queued for.
+                    self.directories.removed(key, is_gone=False)
             self._measure()
         return Written("stored", tuple(victims))
 
@@ -347,8 +350,13 @@ class DiskTier:
         )
 
     async def unreadable(self, key: ChunkKey, error: TransportError) -> None:
-        """Handle a failed read: the chunk is not available, and perhaps no chunk of its directory."""
+        """Handle a failed read: the chunk is not available, and perhaps no chunk of its directory.
+
+        A read that this process or machine lacked the means for is only counted.
+        """
         measures.TIER_FAILURES.labels(self.name).inc()
+        if isinstance(error, LacksMeans):
+            return
         self._lost[key] = None
         await self.directories.unreadable(key, error.message)
         self._measure()

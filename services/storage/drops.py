@@ -1,13 +1,14 @@
 """Deletion of a namespace's chunks on disk and in the object store, one order after the other.
 
-Earlier orders that are still in flight are given up too, so that nothing of them comes back afterwards.
+Earlier orders that are still in flight are given up too, so that nothing of them comes back afterwards. What the object
+store does not delete is tried a few times, and is a fault of this storage then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import islice
 
 from services.storage.backends import ChunkEntry, ChunkKey
@@ -19,6 +20,7 @@ from services.storage.remote_tier import RemoteTier
 from services.storage.saver import Saver
 from services.storage.sparse.copies import SparseCopies
 from services.storage.tier_events import TierEvents
+from services.storage.tier_watch import Fault
 from services.storage.uploads import Uploads
 from services.storage.warm_start import WarmStart
 from shared import logs
@@ -28,6 +30,9 @@ from shared.messages.storage_plans import DropChunks
 MAX_DROPS = 64
 AT_ONCE = 256
 """Objects that one call deletes: as many as Azure takes in a request, and few enough for stores that take one."""
+
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Pauses before an incomplete deletion from the object store is tried again; longer than its breaker is open."""
 
 _log = logs.get_logger("storage")
 
@@ -45,11 +50,12 @@ class Drops:
         warm_start: WarmStart | None,
         threads: IoThreads,
         events: TierEvents,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """Delete from the tiers that are given; None is a tier or a part that this storage lacks.
 
         The parts are run and closed by their owner. ``threads`` runs the listings of the object store, ``events``
-        reports the chunks that are gone from the disk.
+        reports the chunks that are gone from the disk. ``sleep`` is an argument for tests.
         """
         self._disk = disk
         self._remote = remote
@@ -61,6 +67,8 @@ class Drops:
         self._waiting: deque[DropChunks] = deque()
         self._changed = asyncio.Event()
         self._is_dropping = False
+        self._sleep = sleep
+        self._incomplete: dict[str, str] = {}  # Reasons by namespace whose last drop from the store left something.
 
     def __len__(self) -> int:
         """Return the number of drops that wait or run."""
@@ -92,6 +100,11 @@ class Drops:
         self._waiting.append(order)
         self._changed.set()
 
+    def faults(self) -> Iterator[Fault]:
+        """Yield drops that left chunks in the object store, until another one deletes them."""
+        for reason in self._incomplete.values():
+            yield "flush", reason, "--remote"
+
     async def run(self) -> None:
         """Carry out queued drops until cancelled."""
         while True:
@@ -115,18 +128,53 @@ class Drops:
             await self._drop_remote(self._remote, order.namespace)
 
     async def _drop_remote(self, remote: RemoteTier, namespace: str) -> None:
-        count = 0
+        if self._uploads is not None:
+            await self._uploads.ended(namespace)
+        what, count, pauses = namespace or "all", 0, iter(PAUSES_S)
+        while True:
+            gone, reason = await self._delete(remote, namespace)
+            count += gone
+            pause_s = next(pauses, None)
+            if not reason or pause_s is None:
+                break
+            await self._sleep(pause_s)
+        if reason:
+            _log.warning("chunks_not_dropped", tier="remote", namespace=what, chunks=count, reason=reason)
+            self._incomplete[namespace] = f"{what}: {reason}"
+            if len(self._incomplete) > MAX_DROPS:
+                del self._incomplete[next(iter(self._incomplete))]
+            return
+        _log.info("chunks_dropped", tier="remote", namespace=what, chunks=count)
+        self._incomplete.pop(namespace, None)
+        if not namespace:
+            self._incomplete.clear()
+
+    async def _delete(self, remote: RemoteTier, namespace: str) -> tuple[int, str]:
+        """Delete what the store lists; return how many chunks are gone, and why others are left, "" for none."""
+        count, failures = 0, list[str]()
+        entries = remote.backend.entries(namespace)
         try:
-            if self._uploads is not None:
-                await self._uploads.ended(namespace)
-            entries = remote.backend.entries(namespace)
             # One thread's turn for each part, so that saves go on in between.
             while some := await self._threads.run(False, _next_some, entries):
-                await remote.backend.remove(some, timeout_s=remote.timeout_s)
-                count += len(some)
+                if await _fault(remote, some):
+                    # Not all of them need be to blame.
+                    found = [fault for key in some if (fault := await _fault(remote, [key]))]
+                    count += len(some) - len(found)
+                    failures += found
+                else:
+                    count += len(some)
         except (ThermoclineError, OSError) as error:
-            _log.warning("chunks_not_dropped", tier="remote", namespace=namespace or "all", reason=str(error))
-        _log.info("chunks_dropped", tier="remote", namespace=namespace or "all", chunks=count)
+            return count, str(error)
+        return count, f"{len(failures)} chunks are left: {failures[-1]}" if failures else ""
+
+
+async def _fault(remote: RemoteTier, keys: list[ChunkKey]) -> str:
+    """Delete chunks of the store; return why that failed, "" if it did not."""
+    try:
+        await remote.backend.remove(keys, timeout_s=remote.timeout_s)
+    except (ThermoclineError, OSError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _next_some(entries: Iterator[ChunkEntry]) -> list[ChunkKey]:

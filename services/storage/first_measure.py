@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from services.storage.config import StorageConfig
 from shared import logs, progress
@@ -27,63 +30,71 @@ MEASURE_S = 15.0
 
 _log = logs.get_logger("storage")
 
+R = TypeVar("R")
 
-def disk_bytes_per_s(config: StorageConfig, measure: Callable[..., DiskFigures] = measure_disk) -> float:
-    """Return the bytes a second of all directories together; 0 where that is not known.
+
+def disk_bytes_per_s(
+    config: StorageConfig, measure: Callable[..., DiskFigures] = measure_disk, *, left_out: Container[str] = ()
+) -> float:
+    """Return the bytes a second of all directories together, but those ``left_out``; 0 where that is not known.
 
     Blocking, for at most ``MEASURE_S`` for each file system. Directories of one file system are read no faster than one
     of them. A disk with a read limit is not measured here, to spare it.
     """
     may_measure = config.measure_at_start and not config.disk_read_bytes_per_s
-    speeds = []
-    for directory in _one_of_each_file_system(config.disk_dir):
-        found = remembered(directory)
-        if found is None and may_measure:
-            found = _measured(directory, measure)
+    speeds: dict[int, float] = {}  # By file system.
+    for path in config.disk_dir:
+        if os.path.abspath(path) in left_out:
+            continue  # The tier reports why.
+        directory = Path(path)
+        try:
+            device, found = _in_time(partial(_known, directory))
+            if device in speeds:
+                continue
+            if found is None and may_measure:
+                found = _measured(directory, measure)
+        except (ConfigError, OSError) as error:
+            reason = str(error) or f"it took longer than {MEASURE_S:.0f} s"
+            _log.warning("disk_not_measured", directory=path, reason=reason)
+            return 0.0
         if found is None:
             return 0.0
-        speeds.append(found.read_bytes_per_s)
-    return sum(speeds)
+        speeds[device] = found.read_bytes_per_s
+    return sum(speeds.values())
 
 
-def _one_of_each_file_system(paths: tuple[str, ...]) -> Iterator[Path]:
-    """Yield one usable directory of each file system."""
-    seen = set()
-    for path in paths:
-        try:
-            device = os.stat(path).st_dev
-        except OSError:
-            continue  # The tier leaves it out too, and reports why.
-        if device not in seen:
-            seen.add(device)
-            yield Path(path)
+def _known(directory: Path) -> tuple[int, DiskFigures | None]:
+    """Return the file system of a directory, and the figures measured before. Raises OSError."""
+    return os.stat(directory).st_dev, remembered(directory)
 
 
-def _measured(directory: Path, measure: Callable[..., DiskFigures]) -> DiskFigures | None:
-    """Measure a directory's disk and remember the figures; None, with a line in the log, where that fails."""
-    found: list[DiskFigures] = []
-    faults: list[str] = []
+def _measured(directory: Path, measure: Callable[..., DiskFigures]) -> DiskFigures:
+    """Measure a directory's disk and remember the figures. Raises ConfigError, or OSError."""
+
+    def work() -> DiskFigures:
+        found = measure(directory, file_bytes=_file_bytes(directory))
+        remember(found)
+        return found
+
+    with progress.phase("measuring the disk"):
+        found = _in_time(work)
+    _log.info("disk_measured", directory=str(directory), read_bytes_per_s=round(found.read_bytes_per_s))
+    return found
+
+
+def _in_time(function: Callable[[], R]) -> R:
+    """Return the function's result. Raises what it raises, and TimeoutError if it takes longer than ``MEASURE_S``."""
+    result: Future[R] = Future()
 
     def work() -> None:
         try:
-            found.append(measure(directory, file_bytes=_file_bytes(directory)))
-            remember(found[0])
-        except ConfigError as error:
-            faults.append(error.message)
-        except OSError as error:
-            faults.append(str(error))
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
 
     # A thread of its own that the end of the process does not wait for: a call into a disk that hangs never returns.
-    thread = threading.Thread(target=work, name="measure-disk", daemon=True)
-    with progress.phase("measuring the disk"):
-        thread.start()
-        thread.join(MEASURE_S)
-    if not found:
-        reason = faults[0] if faults else f"it took longer than {MEASURE_S:.0f} s"
-        _log.warning("disk_not_measured", directory=str(directory), reason=reason)
-        return None
-    _log.info("disk_measured", directory=str(directory), read_bytes_per_s=round(found[0].read_bytes_per_s))
-    return found[0]
+    threading.Thread(target=work, name="measure-disk", daemon=True).start()
+    return result.result(MEASURE_S)
 
 
 def _file_bytes(directory: Path) -> int:

@@ -67,21 +67,29 @@ class IoThreads:
         is_urgent: bool,
         timeout_s: float | None,
         uses: Sequence[memoryview] = (),
+        on_hung: Callable[[Hung], object] = lambda hung: None,
     ) -> R:
         """Call ``function`` in a thread when it is its turn, for ``timeout_s`` seconds; None is no bound.
 
         If this is cancelled it ends at once. The call, if it runs then, is ``abandoned``, with the buffers that it
-        ``uses``. Raises :class:`Hung` when it takes longer, and TransportError after :meth:`give_up`.
+        ``uses``, and has the rest of its time: ``on_hung`` is called if it takes longer. Raises :class:`Hung` when it
+        takes longer, and TransportError after :meth:`give_up`.
         """
         await self._turn(is_urgent)
-        call = self._begin(is_urgent, function)
+        loop = asyncio.get_running_loop()
+        call, begun_s = self._begin(is_urgent, function), loop.time()
+        hung = Hung(f"no answer within {timeout_s} s")
         try:
             await asyncio.wait({call}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            if timeout_s is not None:
+                loop.call_at(begun_s + timeout_s, lambda: call.done() or on_hung(hung))
+            raise
         finally:
             if not call.done():
                 abandoned.add(call, uses)
         if not call.done():
-            raise Hung(f"no answer within {timeout_s} s")
+            raise hung
         if call.cancelled():  # Given up before a thread had taken it.
             raise TransportError("it was not begun")
         return call.result()

@@ -45,7 +45,9 @@ def open_media(config: StorageConfig) -> Media:
     cipher = open_cipher(config)
     names = ChunkNames(cipher)
     remote = open_remote(config, names=names)
-    return Media(_open_disk(config, names), remote, cipher, names, disk_bytes_per_s(config))
+    disk = _open_disk(config, names)
+    speed = disk_bytes_per_s(config, left_out=disk.left_out) if disk is not None else 0.0
+    return Media(disk, remote, cipher, names, speed)
 
 
 def _open_disk(config: StorageConfig, names: ChunkNames) -> Directories | None:

@@ -110,21 +110,23 @@ class Reconciliation:
         found = self.found
         while self._todo:
             batch = self._take()
-            for key, nbytes in zip(batch, await self._sizes(batch), strict=True):
-                await self._offer(key, nbytes)
+            while batch:
+                sizes = await self._sizes([name for name, _ in batch])
+                for (_, key), nbytes in zip(batch, sizes, strict=False):
+                    await self._offer(key, nbytes)
+                batch = batch[len(sizes) :]
             self._batch = {}
             measures.RECONCILE_WAITING.set(len(self))
         self.passes += 1
         _log.info("store_compared", chunks=len(keys), lacking=self.found - found)
 
-    def _take(self) -> list[ChunkKey]:
+    def _take(self) -> list[_Named]:
         """Return the next chunks of one namespace and shape, in the store's order."""
         named = sorted(self._todo.pop())
         while self._todo and len(named) < AT_ONCE and _place(self._todo[-1][0][0])[:2] == _place(named[0][0])[:2]:
             named += sorted(self._todo.pop())
-        batch = [key for _, key in named]
-        self._batch = dict.fromkeys(batch)
-        return batch
+        self._batch = {key: None for _, key in named}
+        return named
 
     async def _offer(self, key: ChunkKey, nbytes: int) -> None:
         """Queue a chunk for upload if the store's number of bytes for it is wrong."""
@@ -136,11 +138,14 @@ class Reconciliation:
             self.found += 1
             self._uploads.add(Upload(key, self._disk.index.nbytes_of(key)))
 
-    async def _sizes(self, batch: list[ChunkKey]) -> list[int]:
-        """Return the store's sizes of a batch; retry until it answers."""
+    async def _sizes(self, names: list[ChunkKey]) -> list[int]:
+        """Return the store's sizes of the first of these names at rest; retry until it answers.
+
+        Names do not need their tenant's key, which may be gone by now.
+        """
         while True:
             try:
-                sizes = await self._remote.backend.sizes(batch)
+                sizes = await self._remote.backend.sizes(names)
             except (ThermoclineError, OSError) as error:
                 if self._health.failed(self._clock_s()):
                     _log.warning("store_not_compared", left=len(self), reason=str(error))

@@ -22,7 +22,7 @@ from services.storage.core.remote_shares import RemoteShares
 from services.storage.io_threads import IoThreads
 from services.storage.remote_owners import RemoteOwners
 from shared import logs
-from shared.errors import IntegrityError, ThermoclineError
+from shared.errors import IntegrityError, KeyMissing, ThermoclineError
 
 OVER_QUOTA = "its owner's quota in the object store is full"
 COUNTED_AT_ONCE = 1000
@@ -138,7 +138,7 @@ class RemoteTier:
         """Put a blob into the store, into the room that was taken for it or that there is now.
 
         An existing object stays, unless it is not this chunk. Return "", or why it failed: ``OVER_QUOTA``, or the
-        error.
+        error. Raises KeyMissing, which is no failure of the store, for a chunk that cannot be named.
         """
         if room is None:
             async with self.room(key.namespace, len(blob)) as room:
@@ -151,6 +151,8 @@ class RemoteTier:
             body = blob if isinstance(blob, bytes) else await self._threads.run(False, bytes, blob)
             is_stale = _stale_check(body, is_bad=key in self._bad)
             stored = await self.backend.store(key, body, is_stale, timeout_s=self.timeout_s)
+        except KeyMissing:
+            raise
         except (ThermoclineError, OSError) as error:
             # The backend logs when the store goes away and when it is back.
             return self._failed(error)

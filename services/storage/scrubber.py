@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from services.storage.backends import ChunkBackend, ChunkKey
+from services.storage.backends.file_calls import LacksMeans
 from services.storage.buffers import Buffers
 from services.storage.chunk_format import read_header
 from services.storage.chunk_reading import VerifiedRead
@@ -137,7 +138,7 @@ class Scrubber:
             return 0, error.message
         except TransportError as error:
             await self._disk.unreadable(key, error)
-            return 0, error.message
+            return 0, "" if isinstance(error, LacksMeans) else error.message
         except (ThermoclineError, OSError) as error:
             # It cannot be verified without its key.
             _log.info("chunk_not_verified", chunk=key.path, reason=str(error))

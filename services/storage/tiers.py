@@ -290,6 +290,7 @@ class Tiers:
     def faults(self) -> Iterator[Fault]:
         """Yield features that the tiers were asked for and lack now."""
         yield from self._watch.faults()
+        yield from self._drops.faults()
         yield from self.sharing.faults()
         for form, reason in self._unserved.items():
             yield f"{form_name(form)} below host memory", reason, "--staging-bytes"

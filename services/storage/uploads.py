@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -186,13 +187,14 @@ class Uploads:
     async def _copy(self, upload: Upload, room: Room) -> str | None:
         """Copy the chunk and return as ``RemoteTier.write`` does.
 
-        None if the disk lacks it or it may not be uploaded as it is.
+        None if the disk lacks it, its tenant's key is gone, or it may not be uploaded as it is.
         """
         blob = await self._read(upload) if self._disk.index.hold(upload.key) else b""
-        if not blob:
-            measures.UPLOADS.labels("gone").inc()
-            return None
-        return await self._remote.write(upload.key, blob, room)
+        with suppress(KeyMissing):
+            if blob:
+                return await self._remote.write(upload.key, blob, room)
+        measures.UPLOADS.labels("gone").inc()
+        return None
 
     async def _read(self, upload: Upload) -> bytes:
         """Return the blob of a chunk that the index holds; empty if it is not available, or must not be uploaded."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from services.storage.abandoned import Abandoned
 from services.storage.backends import ChunkKey, Directories
@@ -56,9 +56,11 @@ class UsedDirectories:
         self._common = common
         self._depth = -(-common.shares.depth // max(1, count))
         self._threads: dict[str, IoThreads] = {}  # Those of each directory, so that one that hangs holds no others.
-        # Failed reads are handled one after the other: between a directory's leaving and the index's update a chunk
-        # that is away must not be taken for one that is gone.
+        # Held while a directory leaves: until the index knows, a chunk that is away must not be taken for one that is
+        # gone. Nothing is waited for meanwhile that may hang.
         self._settling = asyncio.Lock()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._judging: dict[str, asyncio.Lock] = {}  # By directory: the first failed read may answer for the others.
         self._undeleted: dict[ChunkKey, None] = {}
         self._left: list[ChunkKey] = []
 
@@ -86,38 +88,22 @@ class UsedDirectories:
         :class:`~services.storage.io_threads.Hung` where it took too long, and TransportError for a directory that was
         left out before its turn came.
         """
+        threads = self._threads_of(where)
+
+        def leave(hung: Hung) -> asyncio.Task[None]:
+            return self._go_on(self._leave(where, threads, f"directory {where}: {hung.message}"))
+
         try:
-            return await self._threads_of(where).attempt(
-                function, self.abandoned, is_urgent=is_urgent, timeout_s=timeout_s, uses=uses
+            return await threads.attempt(
+                function, self.abandoned, is_urgent=is_urgent, timeout_s=timeout_s, uses=uses, on_hung=leave
             )
         except Hung as error:
-            async with self._settling:
-                await self._leave(where, error.message)
+            await asyncio.shield(leave(error))
             raise
 
     async def unreadable(self, key: ChunkKey, reason: str) -> None:
         """Find out whether an unreadable chunk or its whole directory is bad, and stop using that."""
-        async with self._settling:
-            if key not in self._index:
-                return
-            where = self.of(key)
-            try:
-                judged = await self._threads_of(where).attempt(
-                    lambda: self._backend.unreadable(key, reason, timeout_s=OWN_SHARE * JUDGE_S),
-                    self.abandoned,
-                    is_urgent=True,
-                    timeout_s=JUDGE_S,
-                )
-            except Hung as error:
-                await self._leave(where, error.message)
-                return
-            except TransportError:
-                return  # The tier is closed.
-            if judged.directory:
-                self._note_left(judged.keys, judged.directory, reason)
-            elif self._index.forget(key):
-                _log.warning("chunk_unreadable", chunk=key.path, reason=reason)
-                self._index.leave_over(key, judged.left_bytes, where)
+        await asyncio.shield(self._go_on(self._judge(key, reason)))
 
     async def vanished(self, key: ChunkKey) -> bool:
         """Forget a chunk that was not found; return False if it was not there, or is away with its directory."""
@@ -164,7 +150,8 @@ class UsedDirectories:
         self._index.leave_over(key, nbytes, where)
 
     def note_undeleted(self, key: ChunkKey) -> None:
-        """Note the remaining file of a chunk that is gone."""
+        """Note the remaining file of a chunk that is gone, behind the others, which are tried before it."""
+        self._undeleted.pop(key, None)
         self._undeleted[key] = None
 
     def undeleted(self) -> Iterable[ChunkKey]:
@@ -187,16 +174,50 @@ class UsedDirectories:
         except TransportError as error:
             return dict.fromkeys(batch, error.message)
 
-    async def _leave(self, where: str, reason: str) -> None:
-        if where in self._backend.paths():
-            keys = await asyncio.to_thread(self._backend.leave, where, f"directory {where}: {reason}")
-            self._note_left(keys, where, reason)
+    async def _judge(self, key: ChunkKey, reason: str) -> None:
+        where = self.of(key)
+        threads = self._threads_of(where)
+        async with self._judging.setdefault(where, asyncio.Lock()):
+            if key not in self._index or self.of(key) != where:
+                return
+            judging = IoThreads(1)  # Those of the directory may all hang.
+            try:
+                judged = await judging.attempt(
+                    lambda: self._backend.unreadable(key, timeout_s=OWN_SHARE * JUDGE_S),
+                    self.abandoned,
+                    is_urgent=True,
+                    timeout_s=JUDGE_S,
+                )
+            except Hung as error:
+                await self._leave(where, threads, f"directory {where}: {error.message}")
+                return
+            except TransportError:
+                return  # The tier is closed.
+            finally:
+                judging.close()
+            if judged.is_directory_bad:
+                await self._leave(where, threads, reason)
+            elif await self.vanished(key):
+                _log.warning("chunk_unreadable", chunk=key.path, reason=reason)
+                self._index.leave_over(key, judged.left_bytes, where)
 
-    def _note_left(self, keys: Sequence[ChunkKey], where: str, reason: str) -> None:
-        self._left += self._index.leave(keys, where)
-        if (threads := self._threads.pop(where, None)) is not None:
+    def _go_on(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin what has to be done to its end, though its caller may be cut off."""
+        task = asyncio.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        return task
+
+    async def _leave(self, where: str, threads: IoThreads, reason: str) -> None:
+        """Leave out a directory whose calls ``threads`` run, unless that was done already."""
+        async with self._settling:
+            if self._threads.get(where) is not threads:
+                return
+            keys = await asyncio.to_thread(self._backend.leave, where, reason)
+            self._left += self._index.leave(keys, where)
+            del self._threads[where]
             threads.give_up(reason)  # Those that wait for it fail; it gets new threads when it is back.
-        self.has_left.set()
+            self.has_left.set()
 
 
 def _delete_all(backend: Directories, batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:

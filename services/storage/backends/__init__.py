@@ -121,15 +121,12 @@ class ChunkBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Result of handling a chunk that could not be read."""
+    """Result of judging a chunk that could not be read."""
 
     left_bytes: int = 0
     """Bytes of its file, if that could not be removed either."""
-    directory: str = ""
-    """The directory that is left out from now on, because nothing in it can be read; "" where the chunk alone was bad.
-    """
-    keys: tuple[ChunkKey, ...] = ()
-    """Chunks that lay in the directory."""
+    is_directory_bad: bool = False
+    """Whether nothing in its directory can be read, which the caller has to leave then. The chunk is untouched."""
 
 
 class Directories(ChunkBackend, Protocol):
@@ -160,8 +157,8 @@ class Directories(ChunkBackend, Protocol):
     def disown(self, key: ChunkKey) -> None:
         """Forget a blob; its file stays as it is, until its directory is scanned again. Does not block."""
 
-    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
-        """Find out, after a failed read, whether the blob or its whole directory is bad, and stop using that."""
+    def unreadable(self, key: ChunkKey, *, timeout_s: float) -> Unreadable:
+        """Find out, after a failed read, whether the blob or its whole directory is bad; drop the blob if it is."""
 
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
         """Stop using a directory, without touching it, until :meth:`retake`; return the chunks that lay in it."""
@@ -249,7 +246,7 @@ class RemoteBackend(Protocol):
         """Keep a blob durably. An existing one stays, unless it has another size or ``is_stale`` says so."""
 
     async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
-        """Return the bytes of each of these blobs, 0 if the tier lacks it.
+        """Return the bytes of the first of these blobs, of as many as the tier answers for at once; 0 if it lacks one.
 
         They are of one namespace and shape and in order of their paths.
         """

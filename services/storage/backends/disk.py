@@ -82,10 +82,11 @@ class DiskBackend:
         ``on_found`` is called with the number of chunks found so far. A directory that does not answer for ``OPEN_S``
         seconds is left out.
 
-        Directories that cannot be used, or that another storage has, are left out, even if that leaves none. Raises
-        ConfigError for one that is named twice.
+        Directories that cannot be used, or that another storage has, are left out, even if that leaves none; so is one
+        that another name leads to as well. Raises ConfigError for one that is named twice.
         """
-        if len({os.path.realpath(path) for path in paths}) < len(paths):
+        paths = [os.path.abspath(path) for path in paths]  # Links are not followed: that may hang.
+        if len(set(paths)) < len(paths):
             raise ConfigError(f"a directory of the disk tier is named twice: {', '.join(paths)}")
         self._calls = calls or FileCalls()
         self._lock = threading.Lock()
@@ -216,7 +217,7 @@ class DiskBackend:
             if name is not None:
                 self._pop(name)
 
-    def unreadable(self, key: ChunkKey, reason: str, *, timeout_s: float) -> Unreadable:
+    def unreadable(self, key: ChunkKey, *, timeout_s: float) -> Unreadable:
         """Read other files of the directory to find out whether it is bad.
 
         See :class:`~services.storage.backends.Directories`. The chunk's own file is quarantined. Nothing is removed
@@ -227,9 +228,8 @@ class DiskBackend:
         place = self._find(name)
         if name is None or place is None:
             return Unreadable()
-        path = place.directory.path
         if not self._can_be_read(place.directory, name, deadline_s):
-            return Unreadable(directory=path, keys=self.leave(path, reason))
+            return Unreadable(is_directory_bad=True)
         with self._keys.hold(name, deadline_s, place.directory):
             if self._find(name) is not place:
                 return Unreadable()

@@ -322,6 +322,7 @@ class DiskDirectory:
     def _set_aside(self, file: str) -> bool:
         with translated(f"{file} cannot be quarantined"):
             try:
+                self._make_directory(self._quarantine)  # It may have been removed from outside.
                 if len(os.listdir(self._quarantine)) >= QUARANTINED_FILES:
                     self._calls.unlink(file)
                 else:

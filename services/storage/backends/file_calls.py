@@ -10,6 +10,11 @@ from contextlib import contextmanager
 from shared.errors import CapacityError, TransportError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+class LacksMeans(TransportError):
+    """The process or machine lacks descriptors or memory for a call, which says nothing about the file."""
 
 
 class FileCalls:
@@ -54,11 +59,11 @@ class FileCalls:
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Turn OSError into CapacityError (the disk, or the quota on it, is full) or TransportError."""
+    """Turn OSError into CapacityError (the disk, or the quota on it, is full), LacksMeans or other TransportError."""
     try:
         yield
     except OSError as error:
         message = f"{what}: {error.strerror or error}"
         if error.errno in _FULL:
             raise CapacityError(message, code="disk_full") from error
-        raise TransportError(message) from error
+        raise (LacksMeans if error.errno in _LACKING else TransportError)(message) from error

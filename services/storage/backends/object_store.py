@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 ABSENCE_S = 10.0
 ABSENT_CHUNKS = 16_384
+HEADS_AT_ONCE = 16
+"""Blobs whose size is asked for at once, so that connections are left to fetches."""
 PROBE_NAME = "thermocline-probe"
 
 _log = logs.get_logger("storage")
@@ -117,18 +119,25 @@ class ObjectStoreBackend:
         return stored
 
     async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
-        """Return the bytes of each of these blobs, which are in the order of their names at rest.
+        """Return the bytes of the first of these blobs, which are in the order of their names at rest.
 
-        They come from a listing where the store lists in order, else each is asked for. A listing also names objects of
-        others between the first and the last of them.
+        Where the store lists in order, a listing has all of them, and also objects of others between the first and the
+        last. Else ``HEADS_AT_ONCE`` are asked for, each with the store's whole time.
         """
         if not keys:
             return []
-        paths = [self._names.at_rest(key).path for key in keys]
         if self.location.lists_in_order:
-            return await self._listed_sizes(paths)
-        asked = (self._calls.ask("head", partial(self._head, path), timeout_s=self._calls.timeout_s) for path in paths)
-        return await asyncio.gather(*asked)
+            return await self._listed_sizes([self._names.at_rest(key).path for key in keys])
+        paths = [self._names.at_rest(key).path for key in keys[:HEADS_AT_ONCE]]
+        asked = [
+            asyncio.create_task(self._calls.ask("head", partial(self._head, path), timeout_s=self._calls.timeout_s))
+            for path in paths
+        ]
+        try:
+            return await asyncio.gather(*asked)
+        finally:
+            for head in asked:
+                head.cancel()  # One that failed ends the others.
 
     async def remove(self, keys: Sequence[ChunkKey], *, timeout_s: float) -> None:
         """Delete blobs, in as few requests as the store's protocol needs."""

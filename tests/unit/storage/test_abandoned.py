@@ -24,3 +24,21 @@ async def test_a_buffer_is_free_once_its_call_has_ended() -> None:
     assert before == (["other"], 1)
     assert free == ["other", "used", "again"]
     assert len(abandoned) == 0
+
+
+async def test_a_buffer_that_two_calls_use_is_free_after_both() -> None:
+    """Whichever of them ends first."""
+    abandoned, free = Abandoned(), list[str]()
+    used = aligned(4096)
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    for call in (first, second):
+        abandoned.add(call, [used])
+    abandoned.when_free(used, lambda: free.append("used"))
+    second.set_result(None)
+    await asyncio.sleep(0)
+    before = list(free)
+    first.set_result(None)
+    await asyncio.sleep(0)
+
+    assert (before, free) == ([], ["used"])
+    assert len(abandoned) == 0

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from pathlib import Path
 
+import pytest
+
+from services.storage import used_directories
+from services.storage.backends.disk import DiskBackend
+from services.storage.core.chunk_index import Arrival
+from services.storage.disk_tier import DiskTier
+from services.storage.io_threads import IoThreads
 from tests.chunk_makers import aligned, make_chain
 from tests.disk_node import NBYTES, Faults, running
 
@@ -75,6 +84,21 @@ async def test_a_chunk_that_cannot_be_read_is_written_anew(paths: list[str]) -> 
         assert (kept, node.tier.index.used) == (1, 6 * NBYTES)
 
 
+@pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN])
+async def test_a_process_without_means_loses_no_chunk(paths: list[str], fault: int) -> None:
+    """A read that fails for want of descriptors or memory says nothing about the file, though another one succeeds."""
+    chain, calls = make_chain(4, seed=1), Faults()
+    async with running(paths, 2**20, calls) as node:
+        await node.save(chain)
+        calls.errno, lacking = fault, f"{chain[2].key.identity.hex()}.chunk"
+        calls.is_bad = lambda path: lacking in path
+        was_read = await node.can_read(chain[2])
+        calls.is_bad = lambda path: False
+
+        assert (was_read, node.tier.take_lost(), node.usable(chain)) == (False, [], (4, 4))
+        assert await node.can_read(chain[2])
+
+
 async def test_a_file_that_cannot_go_either_still_counts(paths: list[str]) -> None:
     """It takes room until it is gone, and the chunk is written elsewhere meanwhile."""
     chain, calls = make_chain(6, seed=1), Faults()
@@ -105,6 +129,67 @@ async def test_a_file_that_could_not_be_deleted_counts_until_it_is(paths: list[s
 
         assert (before, node.tier.index.used) == (4 * NBYTES, 0)
         assert [list(Path(path).rglob("*.chunk")) for path in paths] == [[], []]
+
+
+async def test_a_file_that_cannot_be_deleted_keeps_none_of_another_directory(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its turn, however many fail before it."""
+    monkeypatch.setattr(used_directories, "UNDELETED_AT_ONCE", 2)
+    chain, calls = make_chain(8, seed=1), Faults()
+    async with running(paths, 2**20, calls) as node:
+        await node.save(chain)
+        calls.is_bad = lambda path: path.endswith(".chunk") and "writing" not in path
+        for directory in range(2):
+            await node.tier.drop([chunk.key for chunk in chain[directory::2]])
+            await node.tier.removals.drained()
+        calls.is_bad = lambda path: path.endswith(".chunk") and paths[0] in path
+        for _ in range(4):
+            await node.watch.look()
+            await node.tier.removals.drained()
+
+        assert [len(list(Path(path).rglob("*.chunk"))) for path in paths] == [4, 0]
+        assert node.tier.index.used == 4 * NBYTES
+
+
+async def test_damaged_chunks_are_set_aside_without_their_folder(paths: list[str]) -> None:
+    """It is made again; none keeps its name uncounted."""
+    chain = make_chain(4, seed=1)
+    async with running(paths[:1], 2**20) as node:
+        await node.save(chain)
+        (Path(paths[0]) / "quarantine").rmdir()
+        for file in Path(paths[0]).glob("chunks/*/*/*/*.chunk"):
+            file.write_bytes(bytes(NBYTES))
+        was_read = [await node.can_read(chunk) for chunk in chain]
+        await node.tier.removals.drained()
+
+        assert was_read == [False] * 4
+        assert (list(Path(paths[0]).glob("chunks/*/*/*/*.chunk")), node.tier.index.used) == ([], 0)
+        assert len(list(Path(paths[0]).glob("quarantine/*"))) == 4
+
+
+async def test_a_file_to_be_deleted_that_could_not_be_replaced_counts_until_it_is_gone(paths: list[str]) -> None:
+    """A save takes it off the queue, and fails because other data fills the disk."""
+    chain, calls = make_chain(4, seed=1), Faults()
+    backend = DiskBackend(paths[:1], calls=calls)
+    tier = DiskTier(backend, 2**20, IoThreads(2))
+    arrivals = [Arrival(chunk.key, NBYTES, place, None) for place, chunk in enumerate(chain)]
+    for arrival, chunk in zip(arrivals, chain, strict=True):
+        assert (await tier.write(arrival, chunk.blob)).outcome == "stored"
+    await tier.drop([chain[3].key])  # Its deletion waits.
+    calls.errno = errno.ENOSPC
+    calls.is_bad = lambda path: "/writing/" in path
+    removing = asyncio.create_task(tier.removals.run())
+    outcome = (await tier.write(arrivals[3], chain[3].blob)).outcome
+    files, used = len(list(Path(paths[0]).rglob("*.chunk"))), tier.index.used
+    await tier.delete_again()
+    await tier.removals.drained()
+
+    assert (outcome, files, used) == ("full", 3, 3 * NBYTES)
+    assert (len(list(Path(paths[0]).rglob("*.chunk"))), tier.index.used) == (2, 2 * NBYTES)
+    tier.removals.stop()
+    await removing
+    backend.close()
 
 
 async def test_a_file_that_nobody_knows_of_is_replaced(paths: list[str]) -> None:

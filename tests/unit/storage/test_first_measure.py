@@ -9,10 +9,11 @@ import pytest
 import structlog
 
 from services.storage import first_measure
+from services.storage.backends.disk import DiskBackend
 from services.storage.config import StorageConfig
 from services.storage.first_measure import disk_bytes_per_s
 from services.storage.media import open_media
-from shared.disk_speed import LARGE_BYTES, DiskFigures, remember
+from shared.disk_speed import FILE_NAME, LARGE_BYTES, DiskFigures, remember
 from shared.errors import ConfigError
 
 
@@ -84,9 +85,37 @@ def test_a_disk_that_cannot_be_measured_is_no_reason_not_to_serve(tmp_path: Path
     assert [line["reason"] for line in lines if line["event"] == "disk_not_measured"] == [str(error)]
 
 
+def test_a_disk_that_hangs_when_it_is_asked_for_figures_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage joins without a figure."""
+    gate = threading.Event()
+    monkeypatch.setattr(first_measure, "MEASURE_S", 0.01)
+    monkeypatch.setattr(first_measure, "remembered", lambda directory: gate.wait(5.0))
+
+    assert disk_bytes_per_s(StorageConfig(disk_dir=(str(tmp_path),)), _Measuring()) == 0.0
+    assert not gate.is_set()
+    gate.set()
+
+
+def test_a_directory_that_is_left_out_is_not_touched(tmp_path: Path) -> None:
+    """The others are measured."""
+    paths = [tmp_path / "held", tmp_path / "free"]
+    for path in paths:
+        path.mkdir()
+    holder = DiskBackend([str(paths[0])])
+
+    media = open_media(StorageConfig(disk_dir=tuple(map(str, paths))))
+
+    assert media.disk_bytes_per_s > 0
+    assert [(path / FILE_NAME).exists() for path in paths] == [False, True]
+    media.close()
+    holder.close()
+
+
 def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No longer than a measurement may take."""
-    monkeypatch.setattr(first_measure, "MEASURE_S", 0.0)
+    monkeypatch.setattr(first_measure, "MEASURE_S", 0.2)
     gate = threading.Event()
 
     def hang(directory: Path, *, file_bytes: int) -> DiskFigures:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +17,24 @@ from services.storage.backends.disk import DiskBackend
 from services.storage.backends.file_calls import FileCalls
 from services.storage.backends.opening import Heard, open_in_time
 from services.storage.buffers import Buffers
-from services.storage.chunk_keys import NoCipher
+from services.storage.chunk_format import payload_view
+from services.storage.chunk_keys import ChunkKeys, NoCipher
 from services.storage.chunk_reading import VerifiedRead
+from services.storage.chunk_source import ChunkSource, Lost
+from services.storage.chunk_writing import seal
 from services.storage.core.chunk_index import Arrival
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import IoThreads
+from services.storage.promotions import Brought
+from services.storage.remote_tier import RemoteTier
 from services.storage.staging import Staging
 from services.storage.tier_watch import TierWatch
 from services.storage.warm_start import WarmStart
 from shared.errors import TransportError
 from tests.chunk_makers import SMALL, aligned, make_chain
 from tests.disk_node import Told
+from tests.memory_backend import MemoryBackend
+from tests.unit.storage.made_ciphers import make_cipher
 
 READ = VerifiedRead(SMALL, NoCipher(), "")
 CHAIN = make_chain(16, seed=1)
@@ -34,10 +43,11 @@ DEPTH = 4
 
 
 class Hanging(FileCalls):
-    """Calls for paths that begin with ``hung`` wait until ``gate`` is set."""
+    """Calls for paths that begin with ``hung`` wait until ``gate`` is set; opening those with ``bad`` in them fails."""
 
     def __init__(self) -> None:
         self.hung = ""
+        self.bad = "no path"
         self.gate = threading.Event()
         self.held = threading.Semaphore(0)
 
@@ -47,6 +57,8 @@ class Hanging(FileCalls):
             assert self.gate.wait(60.0)
 
     def open(self, path: str, flags: int) -> int:
+        if self.bad in path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._wait(path)
         return super().open(path, flags)
 
@@ -134,6 +146,41 @@ async def test_who_is_cut_off_does_not_wait_for_a_hung_directory(paths: list[str
     backend.close()
 
 
+async def test_a_hung_read_shares_its_buffer_with_no_copy_of_the_store(
+    paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read writes to it whenever it goes on; the copy comes with the next fetch, to another buffer."""
+    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 0.01)
+    cipher, (chunk,), sealed = make_cipher(default=1), make_chain(1, seed=1), aligned(NBYTES)
+    sealed[:] = chunk.blob
+    seal(sealed, chunk.header, "default", cipher)
+    threads, store = IoThreads(DEPTH), MemoryBackend(max_bytes=2**20)
+    backend = DiskBackend(paths[:1], calls=calls)
+    disk = DiskTier(backend, 2**20, threads)
+    assert (await disk.write(Arrival(chunk.key, NBYTES, 0, None), sealed)).outcome == "stored"
+    store.put(chunk.key, sealed, stripe=0, timeout_s=1.0)
+    remote = RemoteTier(store, threads, timeout_s=5.0)
+    buffers = Buffers(Staging(2 * NBYTES, NBYTES), disk.directories.abandoned)
+    source = ChunkSource(SMALL, disk=disk, remote=remote, buffers=buffers, keys=ChunkKeys(cipher), promotions=None)
+    (file,) = Path(paths[0]).rglob("*.chunk")
+    file.write_bytes(bytes(NBYTES))  # So that what the disk gives at last cannot be mistaken for the chunk.
+    calls.hung = paths[0]
+    lost = await source.read(chunk.key, 0, "", lambda: 10.0)
+    came = await source.read(chunk.key, 0, "", lambda: 10.0)
+    taken = buffers.taken
+    calls.gate.set()
+    while len(disk.directories.abandoned):
+        await asyncio.sleep(0)  # The read writes to its buffer until it ends.
+
+    assert isinstance(lost, Lost)
+    assert isinstance(came, Brought)
+    assert (came.source, taken) == ("remote", 2)
+    assert bytes(payload_view(came.blob, SMALL)) == bytes(payload_view(chunk.blob, SMALL))
+    source.finish(came, is_promoted=False)
+    assert buffers.taken == 0
+    backend.close()
+
+
 async def test_a_write_that_hangs_fails_and_the_next_goes_elsewhere(
     paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +236,56 @@ async def test_a_directory_that_does_not_answer_is_left_out_until_it_does(
     backend.close()
 
 
+async def test_a_read_that_fails_before_the_others_hang_holds_nothing_up(
+    paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its directory is bad is asked beside the reads that hang; they are over in time, and so is all else."""
+    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 0.1)
+    backend = DiskBackend(paths, calls=calls)
+    tier = await _filled(backend)
+    calls.hung, calls.bad = paths[0], CHAIN[0].key.identity.hex()
+    failing, *hanging = [asyncio.create_task(tier.read(chunk.key, READ, aligned(NBYTES))) for chunk in CHAIN[:8:2]]
+    async with asyncio.timeout(20.0):
+        failures = await asyncio.gather(*hanging, return_exceptions=True)
+    left_out, is_judged = list(backend.left_out), failing.done()
+    (vanished,) = Path(paths[1]).rglob(f"{CHAIN[1].key.identity.hex()}.chunk")
+    vanished.unlink()
+    async with asyncio.timeout(20.0):
+        gone = await tier.read(CHAIN[1].key, READ, aligned(NBYTES))
+    calls.gate.set()
+    async with asyncio.timeout(20.0):
+        await asyncio.wait([failing])
+
+    assert all(isinstance(failure, TransportError) for failure in failures)
+    assert (left_out, is_judged) == ([paths[0]], False)
+    assert gone is None
+    assert set(tier.take_lost()) == {chunk.key for chunk in (*CHAIN[:8:2], CHAIN[1])}
+    assert tier.index.used == (len(CHAIN) - 1) * NBYTES
+    backend.close()
+
+
+async def test_reads_that_are_cut_off_have_their_time_all_the_same(
+    paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that hangs is left out though no caller waits so long."""
+    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 0.5)
+    backend = DiskBackend(paths, calls=calls)
+    tier = await _filled(backend)
+    calls.hung = paths[0]
+    reading = [asyncio.create_task(tier.read(chunk.key, READ, aligned(NBYTES))) for chunk in CHAIN[::2]]
+    await _held(calls, DEPTH // 2)
+    for read in reading:
+        read.cancel()
+    await asyncio.wait(reading)
+    async with asyncio.timeout(20.0):
+        await tier.directories.has_left.wait()
+
+    assert list(backend.left_out) == [paths[0]]
+    assert sorted(tier.directories.take_left()) == sorted(chunk.key for chunk in CHAIN[::2])
+    calls.gate.set()
+    backend.close()
+
+
 def test_a_directory_that_hangs_at_the_start_is_left_out(
     paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +307,25 @@ def test_a_directory_that_hangs_at_the_start_is_left_out(
     assert list(left_out) == [paths[0]]
     assert "does not answer" in left_out[paths[0]]
     assert sorted(entry.place for entry in backend.entries()) == list(range(16))
+    backend.close()
+
+
+def test_no_link_of_a_directory_is_followed_before_its_time_is_bounded(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs at the very first call is left out like any other."""
+    gate, look = threading.Event(), os.lstat
+
+    def hang(path: str, **options: int) -> os.stat_result:
+        assert not str(path).startswith(paths[0]) or gate.wait(5.0)
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "lstat", hang)
+
+    backend = DiskBackend(paths)
+
+    gate.set()
+    assert backend.paths()[-1] == paths[1]
     backend.close()
 
 

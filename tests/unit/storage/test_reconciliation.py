@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,8 +14,10 @@ from services.storage.backends import ChunkKey
 from services.storage.chunk_names import ChunkNames
 from services.storage.reconciliation import LONGEST_PAUSE_S, PAUSE_S, Reconciliation
 from services.storage.uploads import Upload
-from shared.errors import TransportError
+from shared.errors import KeyMissing, TransportError
+from shared.ids import key_digest
 from tests.chunk_makers import SMALL, MadeChunk, make_chain
+from tests.unit.storage.made_ciphers import make_cipher
 from tests.unit.storage.upload_cell import NBYTES, GatedStore, UploadCell, VirtualTime, uploading
 
 CHAIN = make_chain(40, seed=5)
@@ -39,15 +41,14 @@ class _Store(GatedStore):
 
 @asynccontextmanager
 async def _comparing(
-    store: _Store, chain: list[MadeChunk] = CHAIN, **settings: Any
+    store: _Store, chain: list[MadeChunk] = CHAIN, names: ChunkNames | None = None, **settings: Any
 ) -> AsyncIterator[tuple[UploadCell, Reconciliation, VirtualTime]]:
     """A disk that holds a chain, listed, and a comparison that is wanted by nobody yet."""
     time, is_listed = VirtualTime(), asyncio.Event()
     is_listed.set()
     async with uploading(store, chain, **settings) as cell:
-        made = Reconciliation(
-            cell.disk, cell.remote, cell.uploads, ChunkNames(), clock_s=lambda: time.now_s, sleep=time.sleep
-        )
+        names = names or ChunkNames()
+        made = Reconciliation(cell.disk, cell.remote, cell.uploads, names, clock_s=lambda: time.now_s, sleep=time.sleep)
         task = asyncio.create_task(made.run(is_listed))
         try:
             yield cell, made, time
@@ -107,6 +108,57 @@ async def test_a_comparison_that_the_store_breaks_off_goes_on_where_it_was(monke
         first, *others = store.asked
         assert others[:3] == [first] * 3
         assert [key for batch in others[2:] for key in batch] == sorted(chunk.key for chunk in CHAIN)
+
+
+async def test_what_the_store_has_answered_is_not_asked_again() -> None:
+    """A store that answers for a few at once is asked for the rest; after a failure, for the same few."""
+
+    class Few(_Store):
+        async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
+            return (await super().sizes(keys))[:16]
+
+    store = Few()
+    async with _comparing(store) as (cell, reconciliation, time):
+        store.silent = 1
+        reconciliation.want()
+        await _until_all_are_there(store)
+        await cell.idle()
+
+        assert time.slept_s == [1.0]
+        assert [len(keys) for keys in store.asked] == [40, 40, 24, 8]
+        assert (reconciliation.passes, reconciliation.found) == (1, 40)
+
+
+async def test_a_key_that_goes_meanwhile_holds_up_no_other_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunks of its tenant cannot be named any more; the comparison goes on."""
+    mine, other = make_chain(4, seed=7), make_chain(4, seed=8, model="other")
+    cipher = make_cipher(leaving=1, staying=2)
+    names = ChunkNames(cipher)
+    for chain, salt in ((mine, "staying"), (other, "leaving")):
+        names.learn(chain[0].key.namespace, key_digest(salt))
+
+    class Naming(_Store):
+        """Names chunks as an object store does."""
+
+        async def sizes(self, keys: Sequence[ChunkKey]) -> list[int]:
+            monkeypatch.setattr(cipher, "hide", hide)
+            return await super().sizes([names.at_rest(key) for key in keys])
+
+    def hide(key_id: str, identity: bytes, hide: Callable[[str, bytes], bytes] = cipher.hide) -> bytes:
+        if key_id == key_digest("leaving"):
+            raise KeyMissing("its tenant is gone")
+        return hide(key_id, identity)
+
+    store = Naming()
+    async with _comparing(store, [*mine, *other], names) as (cell, reconciliation, time):
+        reconciliation.want()
+        async with asyncio.timeout(20.0):
+            while not (reconciliation.passes or time.slept_s):
+                await asyncio.sleep(0.001)
+
+        assert (reconciliation.passes, time.slept_s) == (1, [])
+        await cell.idle()
+        assert {chunk.key for chunk in mine} <= {entry.key for entry in store.entries()}
 
 
 async def test_pauses_grow_while_uploads_fail() -> None:

@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from services.storage.backends import ChunkKey, IsStale, Stored
 from services.storage.chunk_writing import blob_digest
 from services.storage.remote_tier import OVER_QUOTA
 from services.storage.uploads import MOST_TRIES, Upload
+from shared.errors import KeyMissing
 from tests.chunk_makers import MadeChunk, make_chain
 from tests.memory_backend import MemoryBackend
 from tests.unit.storage.upload_cell import NBYTES, GatedStore, uploading
@@ -110,6 +112,25 @@ async def test_a_failed_upload_is_tried_again_a_few_times(failures: int, uploade
 
         assert (cell.remote.uploaded, cell.remote.upload_failures) == (uploaded, failures)
         assert (cell.store.tries, cell.uploads.left_out) == (MOST_TRIES, 1 - uploaded)
+
+
+async def test_a_chunk_whose_key_is_gone_is_no_failure_of_the_store() -> None:
+    """It is asked for once, and holds up no other."""
+
+    class Keyless(GatedStore):
+        async def store(self, key: ChunkKey, blob: bytes, is_stale: IsStale, *, timeout_s: float) -> Stored:
+            stored = await super().store(key, blob, is_stale, timeout_s=timeout_s)
+            if key == CHAIN[0].key:
+                raise KeyMissing("its tenant is gone")
+            return stored
+
+    async with uploading(Keyless(), CHAIN) as cell:
+        for chunk in CHAIN:
+            cell.uploads.add(_upload(chunk))
+        await cell.idle()
+
+        assert (cell.store.tries, cell.remote.uploaded) == (len(CHAIN), len(CHAIN) - 1)
+        assert (cell.remote.upload_failures, cell.uploads.left_out) == (0, 0)
 
 
 @pytest.mark.parametrize("failures", [0, 1])

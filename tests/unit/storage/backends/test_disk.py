@@ -127,6 +127,33 @@ def test_the_same_directory_twice_is_refused_and_lets_go(paths: Paths) -> None:
     DiskBackend([first, second]).close()
 
 
+def test_a_directory_under_two_names_is_used_once(paths: Paths, tmp_path: Path) -> None:
+    """A link to it is in use already."""
+    path, link = paths(1)[0], tmp_path / "link"
+    link.symlink_to(path)
+
+    backend = DiskBackend([path, str(link)])
+
+    assert backend.paths() == [path]
+    assert "in use" in backend.left_out[str(link)]
+    backend.close()
+
+
+def test_a_path_may_be_written_in_any_way(paths: Paths) -> None:
+    """A directory that was left out under it comes back with its chunks."""
+    (path,), (chunk,) = paths(1), make_chain(1, seed=1)
+    first = DiskBackend([path])
+    first.put(chunk.key, chunk.blob, stripe=0, timeout_s=1.0)
+    second = DiskBackend([f"{path}/"])
+    (left_out,) = second.left_out
+    first.close()
+
+    assert second.retake(left_out)
+    assert [entry.key for entry in second.entries_in(left_out)] == [chunk.key]
+    assert (second.paths(), second.left_out) == ([left_out], {})
+    second.close()
+
+
 def test_a_directory_that_cannot_be_used_is_left_out(paths: Paths, tmp_path: Path) -> None:
     """The others serve; why it is not used can be asked."""
     good = paths(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +13,11 @@ import pytest
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
-from services.storage.backends import ChunkKey
+from services.storage.backends import REMOTE_WIDTH, ChunkKey
 from services.storage.backends.guarded_calls import GuardedCalls
-from services.storage.backends.object_store import ObjectStoreBackend, open_remote
-from services.storage.backends.remote_location import RemoteLocation
+from services.storage.backends.object_store import HEADS_AT_ONCE, ObjectStoreBackend, open_remote
+from services.storage.backends.remote_location import RemoteLocation, parse_remote
+from services.storage.backends.remote_stores import connect
 from services.storage.backends.store_calls import LIST_PAGE, StoreCalls
 from services.storage.config import StorageConfig
 from shared.errors import ConfigError, TransportError
@@ -57,6 +59,29 @@ class BrokenListing(StoreCalls):
         if self._pages == 2:
             raise GenericError("status code: 503 Service Unavailable")
         return await super().page(stream)
+
+
+class GatedHeads(StoreCalls):
+    """Heads wait for a gate, but one that fails once the others wait."""
+
+    def __init__(self, location: RemoteLocation, store: Any) -> None:
+        super().__init__(location, store)
+        self.gate = asyncio.Event()
+        self.held = self.cut_off = 0
+        self.failing = ""
+
+    async def head(self, path: str) -> int:
+        if path == self.failing:
+            while self.held < 7:
+                await asyncio.sleep(0)
+            raise TransportError("it is what it is")
+        self.held += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise
+        return await super().head(path)
 
 
 @pytest.fixture
@@ -115,6 +140,43 @@ async def test_a_listing_without_order_that_broke_off_is_an_error(make: Make) ->
 
     with pytest.raises(TransportError, match="broke off"):
         list(backend.entries())
+
+
+async def test_a_comparison_without_listings_leaves_connections_to_fetches(tmp_path: Path) -> None:
+    """A few chunks are asked for at once, the rest by the next call: none waits for its turn until its time is over."""
+    location = parse_remote(tmp_path.as_uri())
+    store = GatedHeads(location, connect(location, timeout_s=TIMEOUT_S, environ={}))
+    calls = GuardedCalls("test://", timeout_s=TIMEOUT_S, slots=REMOTE_WIDTH)
+    backend = ObjectStoreBackend(location, store, calls)
+    keys = [key(number) for number in range(2 * REMOTE_WIDTH)]
+    await write(backend, range(2 * REMOTE_WIDTH))
+    comparing = asyncio.create_task(backend.sizes(keys))
+    while not store.held:
+        await asyncio.sleep(0)
+    body = await backend.fetch(keys[-1], len(BLOB), timeout_s=TIMEOUT_S)
+    store.gate.set()
+    first = await comparing
+
+    assert body is not None
+    assert bytes(body) == BLOB
+    assert store.held == HEADS_AT_ONCE < REMOTE_WIDTH
+    assert first == [len(BLOB)] * HEADS_AT_ONCE
+    backend.close()
+
+
+async def test_a_head_that_fails_ends_the_others(tmp_path: Path) -> None:
+    """None goes on beside those of the next call."""
+    location = parse_remote(tmp_path.as_uri())
+    store = GatedHeads(location, connect(location, timeout_s=TIMEOUT_S, environ={}))
+    backend = ObjectStoreBackend(location, store, GuardedCalls("test://", timeout_s=TIMEOUT_S, slots=REMOTE_WIDTH))
+    store.failing = key(3).path
+
+    with pytest.raises(TransportError, match="it is what it is"):
+        await backend.sizes([key(number) for number in range(8)])
+    await asyncio.sleep(0)
+
+    assert (store.held, store.cut_off) == (7, 7)
+    backend.close()
 
 
 async def test_what_a_killed_writer_left_is_no_chunk(tmp_path: Path) -> None:
