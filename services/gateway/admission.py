@@ -28,17 +28,24 @@ T = TypeVar("T")
 
 def check_common(fields: SamplingFields) -> None:
     """Check the fields that chat and completion requests share. Raises InvalidRequest."""
-    _refuse(fields, REFUSED_FIELDS)
+    refuse(fields, REFUSED_FIELDS)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if fields.cache is not None:
         check_cache(fields.cache)
 
 
-def _refuse(fields: SamplingFields, names: Sequence[str]) -> None:
+def refuse(fields: SamplingFields, names: Sequence[str]) -> None:
+    """Raise InvalidRequest for the first of these fields that is neither absent nor null nor false."""
     for name in names:
-        if getattr(fields, name) not in (None, False):
+        if asks(fields, name):
             raise unsupported(name)
+
+
+def asks(fields: SamplingFields, name: str) -> bool:
+    """Return whether a field asks for anything: whether it is neither absent nor null nor false."""
+    value = getattr(fields, name)
+    return value is not None and value is not False
 
 
 def check_priority(asked: int | None, highest: int) -> int:
@@ -73,7 +80,7 @@ def check_cache(cache: CacheOptions) -> None:
 def check_chat(request: ChatRequest) -> None:
     """Check the fields of a chat request that need no model. Raises InvalidRequest."""
     check_common(request)
-    _refuse(request, REFUSED_CHAT_FIELDS)
+    refuse(request, REFUSED_CHAT_FIELDS)
     if request.modalities is not None and set(request.modalities) != {"text"}:
         raise unsupported("modalities", "only text is served")
     if request.top_logprobs and not request.logprobs:

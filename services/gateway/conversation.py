@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.admission import unsupported
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
 from services.gateway.replies.template_traits import NO_TRAITS, TemplateTraits
 from services.gateway.verbatim import Verbatim
@@ -26,12 +27,16 @@ def template_messages(messages: Sequence[ChatMessage], *, traits: TemplateTraits
     """Return the messages as dictionaries, in the form that a template with these traits takes.
 
     ``developer`` becomes ``system`` where the template does not know that role. Raises InvalidRequest for content that
-    is not text and for malformed tool calls.
+    is not text, for malformed tool calls, and for a ``function_call``.
     """
     return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
 
 
 def _message(message: ChatMessage, param: str, traits: TemplateTraits) -> dict[str, Any]:
+    if message.function_call is not None:
+        raise unsupported(f"{param}.function_call", "give it as one of tool_calls")
+    if message.audio is not None:
+        raise unsupported(f"{param}.audio", "only text is served")
     role = "system" if message.role == "developer" and not traits.knows_developer else message.role
     content: str | None = _text(message.content, f"{param}.content") or message.refusal or ""
     if message.tool_calls and not content and traits.needs_null_content:

@@ -15,7 +15,7 @@ Renames = Sequence[tuple[str, str]]
 
 @contextlib.contextmanager
 def fields_named(renames: Renames) -> Iterator[None]:
-    """Within the block, rename an error's field by the first of ``renames`` (chat prefix, own prefix) that matches."""
+    """Within the block, rename an error's field by the first of ``renames`` (chat's name, own name) that matches."""
     try:
         yield
     except CallerError as error:
@@ -28,6 +28,6 @@ def renamed(param: str, renames: Renames) -> str:
     """Return the name of a chat's field in the other API. In both, functions have no level of their own."""
     flat = _OF_TOOL.sub(r"\1", param)
     for chat, other in renames:
-        if flat.startswith(chat):
+        if flat.startswith(chat) and flat[len(chat) : len(chat) + 1] in ("", ".", "["):
             return other + flat[len(chat) :]
     return flat

@@ -9,6 +9,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.connections import Connections
@@ -61,7 +62,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Stop the timer of the head, and give the request's scope the extension that writes at once."""
+        """Stop the timer of the head, and give the request's scope the extension that writes at once.
+
+        HTTP/1.0 has no chunked coding (RFC 9112, section 6.1): a body without a length ends with the connection.
+        """
         self._stop_expecting()
         super().on_headers_complete()
         if (
@@ -69,6 +73,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         ):  # False where the client asked for another protocol.
             self.scope["extensions"][WRITE_EXTENSION] = partial(_write, self.cycle)  # type: ignore[assignment]
             self.cycle.transport = _HeadWithBody(self.transport, self.loop)  # type: ignore[assignment]
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
 
     def on_response_complete(self) -> None:
         """Count the connection as idle again, unless the next request has begun."""
@@ -171,6 +177,23 @@ class _HeadWithBody:
         if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
         self._head = b""
+
+
+class _Unchunked:
+    """The ``send`` of an answer over HTTP/1.0: a body without a length is written as it is."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._send, self._has_length = cycle, cycle.send, False
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not self._has_length:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not self._has_length:
+            self._cycle.expected_content_length = len(message.get("body", b""))  # The cycle expects no more than this.
+        await self._send(message)
 
 
 def _write(cycle: RequestResponseCycle, data: bytes) -> bool:

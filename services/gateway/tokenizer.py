@@ -66,7 +66,16 @@ T = TypeVar("T")
 
 
 def load_tokenizer(model_dir: Path) -> Any:
-    """Load the Hugging Face tokenizer of a folder.
+    """Load the Hugging Face tokenizer of a folder, with the chat template of its processor where it has none itself."""
+    tokenizer = _load(model_dir)
+    of_processor = model_dir / "chat_template.json"
+    if not getattr(tokenizer, "chat_template", None) and of_processor.is_file():
+        tokenizer.chat_template = json.loads(of_processor.read_text(encoding="utf-8"))["chat_template"]
+    return tokenizer
+
+
+def _load(model_dir: Path) -> Any:
+    """Load the tokenizer.
 
     AutoTokenizer imports torch, which takes seconds and hundreds of megabytes that a gateway does not need, so it is
     used only where the folder does not name the generic class itself.
@@ -119,9 +128,11 @@ class Tokenizer:
         self._turn = OneAtATime()
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._long = ThreadPoolExecutor(threads, thread_name_prefix="tokenise-long")
-        self.template_source = chat_template_of(self._tokenizer)
-        self.has_chat_template = bool(self.template_source)
-        self.template_variables = template_variables(self.template_source)
+        self._template, self._tool_template = chat_templates_of(self._tokenizer)
+        # Both, by which formats are chosen.
+        self.template_source = "\n".join(dict.fromkeys((self._template, self._tool_template)))
+        self.has_chat_template = bool(self._template)
+        self.template_variables = template_variables(self._template) | template_variables(self._tool_template)
         vocabulary: Mapping[str, int] = self._tokenizer.get_vocab()
         self.longest_token_characters = max((len(piece) for piece in vocabulary), default=1)
         self.specials_by_text = specials_by_text(self._backend)
@@ -134,6 +145,8 @@ class Tokenizer:
         self.can_splice = self._backend is not None
         self.joins_exactly = bool(told) and joins_exactly(told)
         self._shapes: dict[bytes, TemplateShape] = {}
+        self._takes_parts = False
+        self._takes_parts = self.has_chat_template and not self._shows("text") and self._shows([_part("text")])
         self.texts = TokenTexts(
             decode=lambda token: self.decode([token]),
             piece=self._tokenizer.convert_ids_to_tokens,
@@ -157,7 +170,13 @@ class Tokenizer:
         return self.packed(text, add_special_tokens=add_special_tokens, most=most).tolist()
 
     def packed(
-        self, text: str, *, add_special_tokens: bool, most: int = 0, known_in: str | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        most: int = 0,
+        known_in: str | None = None,
+        param: str = "prompt",
     ) -> PackedTokens:
         """Return the token ids of ``text``.
 
@@ -165,10 +184,10 @@ class Tokenizer:
         are kept.
 
         Raises ContextTooLong for a text of so many characters that it may have more than ``most`` tokens, if its
-        pieces, counted without tokenising all of it, do; 0 is no bound.
+        pieces, counted without tokenising all of it, do; 0 is no bound. ``param`` is the field that the text came from.
         """
         if most and len(text) > SUSPECT_CHARACTERS * most:
-            self._count(text, most)
+            self._count(text, most, param)
         if self._backend is None:
             with self._lock:
                 return PackedTokens.of(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -189,16 +208,19 @@ class Tokenizer:
                 encodings = [encoding for text in texts for encoding in encode([text])]
         return [_packed(encoding.ids) for encoding in encodings]
 
-    def _count(self, text: str, most: int) -> None:
+    def _count(self, text: str, most: int, param: str) -> None:
         found = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
-            piece = text[start : start + PIECE_CHARACTERS]
+            end = min(start + PIECE_CHARACTERS, len(text))
+            piece = text[start:end]
             # A token cut in two may become one for each of its characters.
             found += len(self.packed(piece, add_special_tokens=False)) - self.longest_token_characters
             if found > most:
+                counted = f"the first {end} of {len(text)} characters have"
+                if end == len(text):
+                    counted = f"a prompt of {end} characters has"
                 raise ContextTooLong(
-                    f"This model's maximum context length is {most} tokens; the first {start + PIECE_CHARACTERS} of "
-                    f"{len(text)} characters have more."
+                    f"This model's maximum context length is {most} tokens; {counted} more.", param=param
                 )
 
     async def encode(
@@ -226,7 +248,7 @@ class Tokenizer:
 
     def encode_rendered(self, text: str, *, most: int = 0, known_in: str | None = None) -> PackedTokens:
         """Return the token ids of text from :meth:`render`, or of a piece of it; otherwise as :meth:`packed`."""
-        encode = partial(self.packed, add_special_tokens=False, most=most, known_in=known_in)
+        encode = partial(self.packed, add_special_tokens=False, most=most, known_in=known_in, param="messages")
         return encode(text) if self._specials is None else self._specials.encode(text, encode)
 
     def decode_exactly(self, tokens: Sequence[int]) -> str:
@@ -269,6 +291,8 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", code="no_chat_template")
+        if self._takes_parts:
+            messages = [_in_parts(message) for message in messages]
         try:
             said, texts = verbatim.hidden(messages)
             rendered = self._apply(
@@ -286,9 +310,17 @@ class Tokenizer:
         if any("content" in message and message["content"] is None for message in messages):
             # ``apply_chat_template`` leaves out null content, by which some templates know a message with calls.
             arguments = {**self._tokenizer.special_tokens_map, **arguments}
-            texts, _ = render_jinja_template([messages], chat_template=self.template_source, **arguments)
+            template = self._tool_template if arguments.get("tools") else self._template
+            texts, _ = render_jinja_template([messages], chat_template=template, **arguments)
             return str(texts[0])
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+    def _shows(self, content: Any) -> bool:
+        """Return whether the template writes the content of a user's message."""
+        try:
+            return "text" in self._apply([{"role": "user", "content": content}], add_generation_prompt=False)
+        except Exception:  # A template may raise anything.
+            return False
 
     def _marked(self, said: T) -> T:
         """Return callers' texts, with special tokens marked where they count as text."""
@@ -333,12 +365,28 @@ def joins_exactly(told: Mapping[str, Any]) -> bool:
     return takes_bytes and decoders == ["ByteLevel"] and not puts_spaces and not changes
 
 
-def chat_template_of(tokenizer: Any) -> str:
-    """Return the source of the chat template, the one named ``default`` where there are several; "" if none."""
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template if isinstance(template, str) else ""
+def chat_templates_of(tokenizer: Any) -> tuple[str, str]:
+    """Return the sources of the chat template and of the one for requests with tools; "" if none.
+
+    Where there are several, these are named ``default`` and ``tool_use``.
+    """
+    named = getattr(tokenizer, "chat_template", None)
+    if not isinstance(named, dict):
+        named = {"default": named}
+    template = named.get("default")
+    template = template if isinstance(template, str) else ""
+    with_tools = named.get("tool_use")
+    return template, with_tools if isinstance(with_tools, str) else template
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose text is a part, for templates that look for parts and write no text besides."""
+    content = message.get("content")
+    return {**message, "content": [_part(content)]} if isinstance(content, str) else dict(message)
 
 
 def template_variables(template: str) -> frozenset[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.gateway import metrics
+from services.gateway.openai_schema.chat import REFUSED_CHAT_FIELDS
 from services.gateway.openai_schema.sampling import REFUSED_FIELDS
 from shared import subjects
 from tests.fuzz.api_cases import ADMIN_KEY
@@ -57,9 +58,10 @@ _HINTS: dict[str, list[Any]] = {
         name: [None]
         for name in (
             *REFUSED_FIELDS,
-            *("suffix", "functions", "function_call", "modalities", "audio", "tools", "chat_template_kwargs"),
-            *("container", "context_management", "mcp_servers", "background", "conversation", "moderation"),
-            *("tool_choice", "output_config", "previous_response_id"),
+            *REFUSED_CHAT_FIELDS,
+            *("suffix", "modalities", "tools", "chat_template_kwargs", "thread", "compaction", "fallbacks"),
+            *("container", "context_management", "mcp_servers", "background", "conversation", "output_format"),
+            *("tool_choice", "output_config", "previous_response_id", "reasoning_effort"),
         )
     },
 }

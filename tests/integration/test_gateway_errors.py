@@ -12,6 +12,7 @@ import pytest
 from services.gateway.body import MOST_VALUES
 from services.gateway.openai_schema.chat import REFUSED_CHAT_FIELDS
 from services.gateway.openai_schema.sampling import REFUSED_FIELDS
+from services.gateway.responses import schema as responses
 from tests.cases import case
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.waiting import until
@@ -28,7 +29,12 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-ENDPOINTS: dict[str, dict[str, Any]] = {"/v1/completions": {"prompt": "x"}, "/v1/chat/completions": CHAT}
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**CHAT, "model": "test-model", "max_tokens": 9},
+}
 
 BAD_BODIES = [
     b"", b"null", b"[]", b"{", b'{"prompt": "hi"', b'{"prompt": "\xff"}', b'{"prompt": "x", "unknown": "\xff"}',
@@ -91,7 +97,21 @@ async def test_malformed_chat_bodies_are_refused() -> None:
 
 async def test_fields_that_would_change_the_answer_are_refused() -> None:
     """A caller who asks for them must not get an answer that was made without."""
-    fields = {"/v1/completions": REFUSED_FIELDS, "/v1/chat/completions": (*REFUSED_FIELDS, *REFUSED_CHAT_FIELDS)}
+    chat = (*REFUSED_FIELDS, *REFUSED_CHAT_FIELDS)
+    messages = [name for name in chat if name != "thinking"]  # This API has a field of that name.
+    fields = {
+        "/v1/completions": REFUSED_FIELDS,
+        "/v1/chat/completions": chat,
+        "/v1/responses": (
+            *chat,
+            *responses.REFUSED_FIELDS,
+            *responses.INSTEAD,
+            "return_token_ids",
+            "timing",
+            "explain",
+        ),
+        "/v1/messages": (*messages, "container", "thread", "compaction", "logprobs", "return_token_ids", "explain"),
+    }
     async with running_gateway(says("hi")) as harness:
         for endpoint, body in ENDPOINTS.items():
             for name in fields[endpoint]:
@@ -148,16 +168,18 @@ async def test_an_unknown_model_is_not_found_everywhere() -> None:
 async def test_prompts_beyond_the_context_name_both_numbers() -> None:
     """For texts, token ids and conversations, and for answers that are too long."""
     async with running_gateway(says("x")) as harness:
-        responses = [
+        found = [
             await harness.client.post("/v1/completions", json={"prompt": [5] * 600}),
             await harness.client.post("/v1/completions", json={"prompt": [5] * 500, "max_tokens": 100}),
             await harness.client.post(
-                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "q " * 700}]}
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "q " * 2_000}]}
             ),
+            await harness.client.post("/v1/responses", json={"input": "q " * 2_000}),
         ]
 
-    for response, number in zip(responses, ("600", "600", ""), strict=True):
+    for response, number in zip(found, ("600", "600", "", ""), strict=True):
         error = error_of(response)
+        assert error["param"] in ("prompt", "max_tokens", "messages", "input")
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
         assert "512" in error["message"]
         assert number in error["message"]
@@ -188,7 +210,9 @@ async def test_what_no_model_takes_is_refused_before_it_is_looked_at() -> None:
     async with running_gateway() as harness:
         for path, param, value in (
             ("/v1/completions", "prompt", "x" * 5_000_000),
+            ("/v1/completions", "prompt", "q " * 2_000),
             ("/tokenize", "prompt", "x" * 5_000_000),
+            ("/tokenize", "prompt", "q " * 2_000),
             ("/detokenize", "tokens", [5] * 513),
             ("/v1/completions", "prompt", [5] * 513),
         ):
@@ -266,7 +290,8 @@ async def test_a_body_must_say_that_it_is_json() -> None:
 async def test_pages_elsewhere_may_call_where_the_operator_says_so() -> None:
     """A browser asks first, and shows an answer only to those that were allowed; by default nobody is."""
     asks = {"origin": "https://chat.example", "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization,content-type"}  # fmt: skip
+            "access-control-request-headers": "authorization,content-type,openai-beta,x-stainless-retry-count,"
+            "anthropic-dangerous-direct-browser-access"}  # fmt: skip
     async with running_gateway(says("hi"), api_keys=("key",), cors_origins=("https://chat.example",)) as harness:
         allowed = await harness.client.options("/v1/completions", headers=asks)
         stranger = await harness.client.options("/v1/completions", headers=asks | {"origin": "https://evil.example"})
@@ -281,6 +306,7 @@ async def test_pages_elsewhere_may_call_where_the_operator_says_so() -> None:
     assert "access-control-allow-origin" not in stranger.headers
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+    assert refused.headers["access-control-expose-headers"] == "*"
     assert "access-control-allow-origin" not in closed.headers
 
 

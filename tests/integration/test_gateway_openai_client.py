@@ -142,6 +142,25 @@ async def test_scoring_a_prompt_as_evaluation_tools_do() -> None:
     assert answer.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize("is_text", [False, True])
+async def test_offsets_are_places_in_an_echo(is_text: bool) -> None:
+    """An echo of token ids leaves special tokens out, and a text keeps them."""
+    text = "a<|end|> the"
+    asked = tokenizer().encode_now(text, add_special_tokens=False)
+    async with running_gateway(says(TEXT), over_http=True) as harness, client_of(harness) as client:
+        answer = await client.completions.create(
+            model="test-model", prompt=text if is_text else asked, echo=True, logprobs=1, max_tokens=2
+        )
+
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
+    assert tokens == [tokenizer().decode([token]) for token in [*asked, *TOKENS[:2]]]
+    assert choice.text.startswith("a<|end|> the" if is_text else "a the")
+    for token, place in zip(tokens, offsets, strict=True):
+        assert choice.text[place:].startswith(token) == (is_text or token != "<|end|>")
+
+
 async def test_a_streamed_completion_with_logprobs_and_offsets() -> None:
     """Offsets go on from chunk to chunk."""
     async with running_gateway(says(TEXT), over_http=True) as harness, client_of(harness) as client:

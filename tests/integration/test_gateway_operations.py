@@ -158,7 +158,7 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
         "/v1/requests", "/v1/requests/{name}/explain", "/v1/cache/leases",
         "/v1/cache/divergences",
         "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}",
-        "/v1/responses/{response_id}/cancel",
+        "/v1/responses/{response_id}/cancel", "/v1/responses/compact",
         "/v1/responses/{response_id}/input_items", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings",
     }  # fmt: skip
     references = set(re.findall(r"#/components/schemas/(\w+)", str(description)))

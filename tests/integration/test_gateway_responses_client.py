@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
@@ -80,6 +81,25 @@ async def test_a_streamed_response() -> None:
     assert completed.type == "response.completed"
     assert (completed.response.output_text, completed.response.status) == (TEXT, "completed")
     assert final.output_text == TEXT
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi", "stop": ["END"]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stop_sequences": ["END"]}),
+    ],
+)
+async def test_sampling_parameters_of_a_chat_reach_the_worker(path: str, body: dict[str, Any]) -> None:
+    """Over both of the newer APIs."""
+    fields = {"repetition_penalty": 1.5, "logit_bias": {"5": 1.0}, "structured_outputs": {"regex": "a+"}, "min_p": 0.1}
+    async with running_gateway(says(TEXT)) as harness:
+        answer = await harness.client.post(path, json={"model": "test-model", **body, **fields})
+        told = harness.cell.submitted[0].sampling
+
+    assert answer.status_code == 200
+    assert (told.stop, told.repetition_penalty, told.logit_bias, told.min_p) == (("END",), 1.5, {5: 1.0}, 0.1)
+    assert told.grammar is not None
 
 
 async def test_an_answer_at_its_bound_is_incomplete() -> None:
@@ -225,6 +245,15 @@ async def test_what_is_not_served_is_refused_by_name(field: str, value: object) 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(field)
     assert not harness.cell.submitted
+
+
+async def test_compaction_is_refused_with_the_reason() -> None:
+    """Rather than taken for a response of that name."""
+    async with running_gateway(over_http=True) as harness, client_of(harness) as client:
+        with pytest.raises(openai.BadRequestError, match="as it is sent") as refused:
+            await client.responses.compact(model="test-model", input="hi")
+
+    assert refused.value.code == "unsupported_endpoint"
 
 
 async def test_embeddings_are_refused_with_the_reason() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.admission import unserved_content, unsupported
+from services.gateway.admission import asks, unserved_content, unsupported
 from services.gateway.messages_api.answers import UNFINISHED
 from services.gateway.messages_api.schema import (
+    INSTEAD,
+    REFUSED_FIELDS,
     CountTokensRequest,
     InputBlock,
     InputMessage,
@@ -22,6 +24,7 @@ from services.gateway.messages_api.schema import (
 )
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
 from services.gateway.openai_schema.leases import CacheControl
+from services.gateway.shared_fields import check_shared, shared_fields
 from shared.errors import InvalidRequest
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
@@ -39,8 +42,8 @@ RENAMES = (
     ("response_format.json_schema", "output_config.format"),
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
-    ("chat_template_kwargs", "thinking"),
     ("stop", "stop_sequences"),
+    ("tool_choice.function", "tool_choice"),
 )
 """Names of a chat's fields, and of the request's fields that they were made from."""
 
@@ -65,41 +68,36 @@ def chat_request(
     messages = _kept([*_system(request.system), *_messages(request.messages, said)], request.cache_control)
     prefilled = _is_prefilled(request.messages[-1])
     tool_choice, parallel = _tool_choice(request.tool_choice)
-    more: dict[str, Any] = {}
+    fields = shared_fields(request) | {"thinking": None}
     if isinstance(request, MessagesRequest):
-        more = {
+        fields |= {
             "max_tokens": request.max_tokens,
-            "stream": request.stream,
             "stop": request.stop_sequences or None,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
-            "user": request.metadata.user_id if request.metadata else None,
-            "seed": request.seed,
-            "priority": request.priority,
-            "cache_salt": request.cache_salt,
-            "cache": request.cache,
-            "deadline_ms": request.deadline_ms,
+            "user": request.metadata.user_id if request.metadata else request.user,
         }
+    if parallel is not None:
+        fields["parallel_tool_calls"] = parallel
+    if prefilled and request.continue_final_message is None:
+        fields["continue_final_message"] = True
+    switch = _thinking(request.thinking, variables, reasons=reasons)
+    if switch is not None:
+        fields["chat_template_kwargs"] = switch | (request.chat_template_kwargs or {})
     return ChatRequest(
-        model=request.model,
         messages=messages,
         tools=[_tool(tool, place) for place, tool in enumerate(request.tools)] if request.tools else None,
         tool_choice=tool_choice,
-        parallel_tool_calls=parallel,
-        continue_final_message=True if prefilled else None,
-        chat_template_kwargs=_thinking(request.thinking, variables, reasons=reasons),
         reasoning_effort=request.output_config.effort if request.output_config else None,
         response_format=_format(request),
-        **more,
+        **fields,
     )
 
 
 def _refuse(request: CountTokensRequest) -> None:
     """Raise InvalidRequest for fields that would change the prompt, or that need Anthropic's own servers."""
-    for name in ("container", "mcp_servers"):
-        if getattr(request, name):
+    for name in REFUSED_FIELDS:
+        if asks(request, name) and getattr(request, name) != []:
             raise unsupported(name)
+    check_shared(request, INSTEAD)
     edits = request.context_management
     if edits and not (isinstance(edits, dict) and _changes_nothing(edits.get("edits"))):
         raise unsupported("context_management", "the conversation is served as it is sent")

@@ -10,17 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from services.gateway.openai_schema.chat import ChatFields
 from services.gateway.openai_schema.leases import CacheControl
-from services.gateway.openai_schema.sampling import (
-    MAX_PRIORITY,
-    CacheOptions,
-    Seed,
-    StopStrings,
-    TopK,
-    TopP,
-)
-
-Salt = Annotated[str, Meta(min_length=1, max_length=256)]
+from services.gateway.openai_schema.sampling import StopStrings
 
 
 class ResultPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -87,7 +79,7 @@ class MessagesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     """The switch for reasoning. ``budget_tokens`` is accepted and ignored: templates have a switch, no budget."""
 
-    type: str
+    type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -112,10 +104,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that make up the prompt."""
+class CountTokensRequest(ChatFields, frozen=True, kw_only=True):
+    """The fields that make up the prompt, and those of a chat, which are checked."""
 
-    model: str | None = None
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     system: str | list[SystemPart] | None = None
     tools: list[MessagesTool] | None = None
@@ -123,25 +114,39 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    # Refused, since ignoring them would change the prompt.
-    container: Any = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     context_management: Any = None
+    # Refused, since ignoring them would change the prompt or the answer.
+    container: Any = None
     mcp_servers: Any = None
+    thread: Any = None
+    compaction: Any = None
+    fallbacks: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    # Refused, since they have other names here.
+    max_completion_tokens: Any = None
+    response_format: Any = None
+    output_format: Any = None
+    reasoning_effort: Any = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     """A conversation to continue."""
 
     max_tokens: Annotated[int, Meta(ge=1)]
-    stream: bool | None = None
     stop_sequences: StopStrings | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
     metadata: Metadata | None = None
-    # Extensions, as in the other endpoints.
-    seed: Seed | None = None
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache_salt: Salt | None = None
-    cache: CacheOptions | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+
+
+REFUSED_FIELDS = ("container", "mcp_servers", "thread", "compaction", "fallbacks", "logprobs", "top_logprobs")
+"""Fields that must be absent, null, false or an empty list, besides those of a chat."""
+
+INSTEAD = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "output_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
+"""Fields of a chat and of an earlier version, which are refused, and the API's own for the same."""

@@ -28,7 +28,7 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of the conversation."""
+    """One message of the conversation. An assistant's ``function_call`` and ``audio`` are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -39,9 +39,37 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_control: CacheControl | None = None  # For content that is one text.
     reasoning_content: str | None = None
     reasoning: str | None = None  # The name that newer clients use for ``reasoning_content``.
+    function_call: Any = None
+    audio: Any = None
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class ChatFields(SamplingFields, frozen=True, kw_only=True):
+    """Fields with one name in all APIs of conversations: requests of the newer two hand them to their chat."""
+
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Refused, as those of the base class.
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    echo: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    moderation: Any = None
+    web_search_options: Any = None
+
+
+REFUSED_CHAT_FIELDS = (
+    *("functions", "function_call", "audio", "echo", "chat_template", "documents"),
+    *("moderation", "web_search_options"),
+)
+"""Fields of a chat that must be absent, null or false."""
+
+
+class ChatRequest(ChatFields, frozen=True, kw_only=True):
     """A conversation to continue."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -52,23 +80,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # For templates that have a variable of this name.
-    # Refused, as those of the base class.
-    echo: Any = None
-    chat_template: Any = None
-    documents: Any = None
-
-
-REFUSED_CHAT_FIELDS = ("functions", "function_call", "audio", "echo", "chat_template", "documents")
-"""Fields of a chat that must be absent, null or false."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):

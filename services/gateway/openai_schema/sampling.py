@@ -1,4 +1,4 @@
-"""Request fields that completions and chat completions share. Unknown fields are ignored, as in vLLM."""
+"""Request fields that all endpoints of generation share. Unknown fields are ignored, as in vLLM."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of both request types; None always means "not given"."""
+    """Base of all request types; None always means "not given"."""
 
     model: str | None = None
     stream: bool | None = None

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.admission import unserved_content, unsupported
+from services.gateway.admission import refuse, unserved_content, unsupported
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
 from services.gateway.responses.items import Item, ItemPart
-from services.gateway.responses.schema import REFUSED_FIELDS, InputTokensRequest, ResponsesRequest, TextOptions
+from services.gateway.responses.schema import (
+    INSTEAD,
+    REFUSED_FIELDS,
+    InputTokensRequest,
+    ResponsesRequest,
+    TextOptions,
+)
+from services.gateway.shared_fields import check_shared, shared_fields
 from shared.errors import InvalidRequest
 
 RENAMES = (
@@ -30,9 +37,8 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 def check_responses(request: InputTokensRequest) -> None:
     """Raise InvalidRequest for fields that are not served."""
-    for name in REFUSED_FIELDS:
-        if getattr(request, name) not in (None, False):
-            raise unsupported(name)
+    refuse(request, REFUSED_FIELDS)
+    check_shared(request, INSTEAD)
     if request.truncation not in (None, "disabled"):
         raise unsupported("truncation", "only 'disabled' is served: the conversation is used as it is sent")
 
@@ -55,30 +61,17 @@ def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier:
     if isinstance(request, ResponsesRequest):
         wants_logprobs = request.top_logprobs is not None or LOGPROBS in (request.include or ())
         more = {
-            "stream": request.stream,
             "max_completion_tokens": request.max_output_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
             "logprobs": True if wants_logprobs else None,
             "top_logprobs": request.top_logprobs,
-            "user": request.user,
-            "prompt_cache_key": request.prompt_cache_key,
-            "prompt_cache_retention": request.prompt_cache_retention,
-            "seed": request.seed,
-            "priority": request.priority,
-            "cache": request.cache,
-            "deadline_ms": request.deadline_ms,
         }
     return ChatRequest(
-        model=request.model,
         messages=messages,
         tools=[_tool(tool, place) for place, tool in enumerate(request.tools)] if request.tools else None,
         tool_choice=_tool_choice(request.tool_choice),
-        parallel_tool_calls=request.parallel_tool_calls,
         response_format=_format(request.text),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
-        cache_salt=request.cache_salt,
+        **shared_fields(request),
         **more,
     )
 

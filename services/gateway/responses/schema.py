@@ -10,16 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from services.gateway.openai_schema.leases import CacheKey, Retention
-from services.gateway.openai_schema.sampling import (
-    MAX_PRIORITY,
-    CacheOptions,
-    Logprobs,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-)
+from services.gateway.openai_schema.chat import ChatFields
+from services.gateway.openai_schema.sampling import Logprobs
 from services.gateway.responses.items import Item, OutputItem
 
 MAX_METADATA = 16
@@ -50,53 +42,53 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     verbosity: str | None = None
 
 
-class InputTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that make up the prompt."""
+class InputTokensRequest(ChatFields, frozen=True, kw_only=True):
+    """The fields that make up the prompt, and those of a chat, which are checked."""
 
-    model: str | None = None
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
     truncation: str | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # Refused, since ignoring them would change the answer.
     background: Any = None
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
-    moderation: Any = None
+    # Refused, since they have other names here.
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    logprobs: Any = None
+    response_format: Any = None
+    reasoning_effort: Any = None
 
 
 class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True):
     """A conversation to continue."""
 
-    stream: bool | None = None
     store: bool | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_logprobs: Logprobs | None = None
     include: list[str] | None = None
     metadata: ResponseMetadata | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
-    prompt_cache_key: CacheKey | None = None
-    prompt_cache_retention: Retention | None = None
-    # Extensions, as in the other endpoints.
-    top_k: TopK | None = None
-    seed: Seed | None = None
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    cache: CacheOptions | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
 
 
-REFUSED_FIELDS = ("background", "conversation", "prompt", "context_management", "moderation")
-"""Fields that must be absent, null or false."""
+REFUSED_FIELDS = ("background", "conversation", "prompt", "context_management")
+"""Fields that must be absent, null or false, besides those of a chat."""
+
+INSTEAD = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of a chat, which are refused, and this API's own for the same."""
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,8 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
         gateway.wall_ns,
         echoes=[await _echo(gateway, request, prompt) for prompt in prompts] if request.echo else (),
         hides_output=request.max_tokens == 0,
+        special=gateway.tokenizer.special_ids,
+        skips_special=request.skip_special_tokens is not False,
     )
     return Asked(ticket, generation, view)
 

@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/responses/{id}, and the items of its request."""
+"""GET and DELETE /v1/responses/{id}, the items of its request, and what is refused beside them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from services.gateway.admission import unsupported
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
 from services.gateway.json_response import json_response
+from services.gateway.openai_schema.errors import ErrorResponse
 from services.gateway.openapi import describes
 from services.gateway.query import whole_number
 from services.gateway.responses.items import Item, ItemList
@@ -29,7 +30,7 @@ _PAGE = {
 
 
 def kept_responses_router(gateway: Gateway) -> APIRouter:
-    """Return the routes that read, list and erase kept responses."""
+    """Return the routes that read, list and erase kept responses, and those that refuse to cancel or compact."""
     router = APIRouter(tags=["responses"])
 
     @router.get(
@@ -75,6 +76,17 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
     async def cancel_response(http: Request, response_id: str) -> Response:
         await gateway.kept.find(caller_of(http), http.query_params.get("cache_salt"), response_id)
         raise InvalidRequest("only responses in the background can be cancelled", code="not_cancellable")
+
+    @router.post(
+        "/v1/responses/compact",
+        response_model=None,
+        openapi_extra=describes(None, ErrorResponse),
+        summary="Refused: a conversation is used as it is sent",
+    )
+    async def compact_response() -> None:
+        raise InvalidRequest(
+            "compaction is not served: a conversation is used as it is sent", code="unsupported_endpoint"
+        )
 
     return router
 

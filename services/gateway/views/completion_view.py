@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,16 +33,26 @@ class CompletionView(DataEvents):
         *,
         echoes: Sequence[str] = (),
         hides_output: bool = False,
+        special: Collection[int] = (),
+        skips_special: bool = True,
     ) -> None:
         """Repeat the prompts' texts ``echoes``; the first arguments are those of :class:`DataEvents`.
 
         ``hides_output`` drops the one token that is generated when the caller wanted none (``max_tokens`` 0 with
-        ``echo``, which scores a prompt).
+        ``echo``, which scores a prompt). ``skips_special``: the text of the output lacks its tokens in ``special``.
         """
         super().__init__(generation, head, wanted, texts, now_ns)
         self._echoes = echoes
         self._hides_output = hides_output
-        self._offsets = [TextOffsets(texts) for _ in generation.choices]
+        self._offsets = [
+            TextOffsets(
+                texts,
+                special=special,
+                echo=echoes[choice.prompt] if echoes else "",
+                skips_special=skips_special,
+            )
+            for choice in generation.choices
+        ]
         self._opened = [False] * len(generation.choices)
         self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs or hides_output)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from services.gateway.openai_schema.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from services.gateway.openai_schema.completions import CompletionLogprobs
@@ -42,20 +42,34 @@ def chat_logprobs(entries: Sequence[TokenLogprob], top: int, texts: TokenTexts) 
 class TextOffsets:
     """Offsets of tokens in a text, in characters.
 
-    A token that begins within a character has that character's offset.
+    A token that begins within a character has that character's offset. A special token that the text does not have
+    takes no characters.
     """
 
-    def __init__(self, texts: TokenTexts) -> None:
-        """Begin at offset 0; ``texts`` have the bytes of each token."""
+    def __init__(
+        self, texts: TokenTexts, *, special: Collection[int] = (), echo: str = "", skips_special: bool = True
+    ) -> None:
+        """Begin at offset 0; ``texts`` have the bytes of each token, ``special`` are the ids of special ones.
+
+        ``echo`` is the text of the prompt where the answer begins with it. Behind it, special tokens are left out if
+        ``skips_special``.
+        """
         self._texts = texts
+        self._special, self._echo, self._skips_special = special, echo, skips_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._characters = 0
 
     def place(self, token: int) -> int:
         """Return the offset of the next token."""
         at = self._characters
-        self._characters += len(self._decoder.decode(self._texts.bytes(token)))
+        if token not in self._special or self._is_shown(token, at):
+            self._characters += len(self._decoder.decode(self._texts.bytes(token)))
         return at
+
+    def _is_shown(self, special: int, at: int) -> bool:
+        if at < len(self._echo):
+            return self._echo.startswith(self._texts.text(special), at)
+        return not self._skips_special
 
 
 def completion_logprobs(

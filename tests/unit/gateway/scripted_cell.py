@@ -9,6 +9,7 @@ from typing import Any
 from shared import subjects
 from shared.bus.protocol import Bus, StreamLimits
 from shared.codec import decode, decode_input, encode
+from shared.messages.base import unpack_int32
 from shared.messages.gateway_notices import GatewayNotice, GatewayWord, RequestFailed, ResumeNeeded
 from shared.messages.requests import CancelRequest, ReclaimRequest, ResumeRequest, SubmitRequest
 from shared.messages.status import CellStatus, GetOutputs, GetRequestStanding, Outputs, RequestStanding, WorkerStatus
@@ -117,7 +118,7 @@ class ScriptedCell:
         if index == 0 and request.sampling.prompt_logprobs is not None:
             prompt_logprobs = (
                 None,
-                *(TokenLogprob(token=9, logprob=-2.0, top=((9, -2.0),)) for _ in range(request.prompt_tokens - 1)),
+                *(TokenLogprob(token, -2.0, ((token, -2.0),)) for token in unpack_int32(request.prompt)[1:]),
             )
         item = TokenItem(
             request_id=request.request_id,

@@ -135,6 +135,8 @@ def test_completions_refuse_what_is_not_served(request_: CompletionRequest, para
         (chat(functions=[]), "functions"),
         (chat(modalities=["text", "audio"]), "modalities"),
         (chat(audio={"voice": "x"}), "audio"),
+        (chat(moderation={"model": "x"}), "moderation"),
+        (chat(web_search_options={}), "web_search_options"),
         (chat(continue_final_message=True), "continue_final_message"),
     ],
 )

@@ -29,6 +29,14 @@ def test_every_parser_has_its_row() -> None:
     assert sorted(first_column("--reasoning-parser")) == sorted({*REASONING_PARSERS, "OPEN,CLOSE"} - {"auto"})
 
 
+def test_its_variables_are_read() -> None:
+    """By the names that the gateway's settings have in the environment."""
+    named = set(re.findall(r"`THERMOCLINE_([A-Z_]+)`", PAGE))
+
+    assert named == {"TOOL_PARSER", "REASONING_PARSER"}
+    assert {name.lower() for name in named} <= set(get_type_hints(GatewayConfig))
+
+
 def test_bounds_are_those_of_the_code() -> None:
     """Of calls and of tools."""
     assert f"at most {MAX_CALLS} calls" in PAGE

@@ -81,6 +81,27 @@ async def test_the_head_of_a_stream_leaves_with_its_first_part() -> None:
     assert writes[1:] == [b"6\r\nsecond\r\n", b"0\r\n\r\n"]
 
 
+async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
+    """That version has no chunked coding."""
+
+    async def plain(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        if not scope["extensions"][WRITE_EXTENSION](b"second"):
+            await send({"type": "http.response.body", "body": b"second", "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    asked = (ASK % (b"GET", b"")).replace(b"HTTP/1.1", b"HTTP/1.0")
+    head, _, body = b"".join(await writes_of(plain, asked)).partition(b"\r\n\r\n")
+    whole = b"".join(await writes_of(Response(b"whole"), asked))
+
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"firstsecond"
+    assert b"content-length: 5\r\n" in whole
+    assert whole.endswith(b"\r\n\r\nwhole")
+
+
 @pytest.mark.parametrize("response", [Response(b"whole"), Response(status_code=204)])
 async def test_a_whole_answer_is_one_write(response: Response) -> None:
     """Each on a connection that is kept, also one without a body."""

@@ -90,14 +90,17 @@ def test_a_suspect_text_is_tokenised_no_further_than_it_fits() -> None:
     context = len(tokens)
     calls.clear()
 
-    with pytest.raises(ContextTooLong, match="characters have more"):
+    with pytest.raises(ContextTooLong, match="the first 100000 of 8000000 characters have more") as long:
         made.encode_now("a b c d " * 1_000_000, add_special_tokens=True, most=1000)
     refused = calls.copy()
+    with pytest.raises(ContextTooLong, match="a prompt of 8000 characters has more") as short:
+        made.encode_rendered("a b c d " * 1_000, most=1000)
     calls.clear()
     found = made.encode_now(fits, add_special_tokens=True, most=context)
     made.close()
 
     assert refused == [PIECE_CHARACTERS]
+    assert (long.value.param, short.value.param) == ("prompt", "messages")
     assert found == tokens
     assert calls == [*[PIECE_CHARACTERS] * 5, len(fits) % PIECE_CHARACTERS, len(fits)]
 

@@ -226,6 +226,23 @@ def test_tokens_that_hold_parts_of_characters_are_told_apart() -> None:
     assert [one.text_offset[0] for one in found] == places
 
 
+@pytest.mark.parametrize(
+    ("echo", "skips", "offsets"),
+    [
+        ("a the", True, [0, 0, 1, 1, 5, 5]),  # Special tokens are left out of the echo of token ids, ...
+        ("<s>a<|end|> the", False, [0, 3, 4, 11, 15, 22]),  # ... unless they are asked for, ...
+        ("a<|end|> the", True, [0, 0, 1, 8, 12, 12]),  # ... and stay in a text, where the tokenizer did not add them.
+    ],
+)
+def test_tokens_that_are_left_out_have_no_characters(echo: str, skips: bool, offsets: list[int]) -> None:
+    """An offset is a place in the text that is answered: the echo of four tokens, and two of the output."""
+    (letter,) = tokenizer().encode_now("a", add_special_tokens=False)
+    special = tokenizer().special_ids
+    placed = TextOffsets(TEXTS, special=special, echo=echo, skips_special=skips)
+
+    assert [placed.place(token) for token in (1, letter, 2, HELLO, 2, HELLO)] == offsets
+
+
 def test_two_tokens_of_one_text_are_told_apart() -> None:
     """The second by its id, so that no entry is lost."""
     texts = TokenTexts(decode=lambda token: "same", piece=lambda token: "same", byte_level=False, special=set())

@@ -188,6 +188,16 @@ def test_thinking_is_the_templates_switch(
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"container": "c"}, "container"),
+        ({"thread": "t"}, "thread"),
+        ({"compaction": {}}, "compaction"),
+        ({"fallbacks": [{"model": "other"}]}, "fallbacks"),
+        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stop": ["x"]}, "stop"),
+        ({"n": 2}, "n"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
@@ -210,6 +220,27 @@ def test_what_would_change_the_answer_is_refused(fields: dict[str, Any], param: 
         converted(**fields)
 
     assert refused.value.param == param
+
+
+def test_fields_of_a_chat_are_those_of_a_chat() -> None:
+    """Whatever has neither another name here nor another meaning."""
+    chat = converted(
+        variables=("thinking",), structured_outputs={"regex": "a+"}, repetition_penalty=1.5, bad_words=["x"],
+        stop_token_ids=[7], chat_template_kwargs={"note": "x"}, thinking={"type": "enabled"}, mcp_servers=[],
+        parallel_tool_calls=False, n=1,
+    )  # fmt: skip
+
+    assert chat.structured_outputs is not None
+    assert (chat.structured_outputs.regex, chat.repetition_penalty, chat.bad_words) == ("a+", 1.5, ["x"])
+    assert (chat.stop_token_ids, chat.parallel_tool_calls) == ([7], False)
+    assert chat.chat_template_kwargs == {"thinking": True, "note": "x"}
+    assert chat.thinking is None
+
+
+def test_a_switch_that_does_not_exist_is_refused() -> None:
+    """Of reasoning there are three."""
+    with pytest.raises(msgspec.ValidationError, match="thinking"):
+        converted(thinking={"type": "bogus"})
 
 
 def test_edits_that_change_nothing_pass() -> None:

@@ -90,6 +90,19 @@ def test_fields_keep_their_meaning() -> None:
     assert converted(include=["reasoning.encrypted_content"]).logprobs is None
 
 
+def test_fields_of_a_chat_are_those_of_a_chat() -> None:
+    """Whatever has neither another name here nor another meaning."""
+    chat = converted(
+        stop="x", logit_bias={"5": 1.0}, repetition_penalty=1.5, ignore_eos=True, guided_regex="a+", bad_words=["x"],
+        chat_template_kwargs={"note": "x"}, skip_special_tokens=False, n=1,
+        stream_options={"include_obfuscation": False},
+    )  # fmt: skip
+
+    assert (chat.stop, chat.logit_bias, chat.repetition_penalty, chat.ignore_eos) == ("x", {"5": 1.0}, 1.5, True)
+    assert (chat.guided_regex, chat.bad_words, chat.skip_special_tokens) == ("a+", ["x"], False)
+    assert (chat.chat_template_kwargs, chat.stream_options) == ({"note": "x"}, None)
+
+
 def test_tools_and_formats_are_nested() -> None:
     """As chats have them."""
     schema = {"type": "object"}
@@ -112,6 +125,12 @@ def test_tools_and_formats_are_nested() -> None:
     ("fields", "param"),
     [
         ({"background": True}, "background"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 2}, "n"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"explain": True}, "explain"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
