@@ -1,4 +1,4 @@
-"""Ends of commands without a traceback: by Ctrl-C, or by a closed pipe at the output.
+"""Ends of commands without a traceback: by Ctrl-C, or by an output that is closed or takes no more.
 
 Every entry point of a process is ``sys.exit(guarded(main))``. Only the standard library is imported here, so that the
 guard is in place before anything slow is imported.
@@ -7,11 +7,14 @@ guard is in place before anything slow is imported.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable
+
+EXIT_FAILED = 1
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 """Exit code that a shell reports for a program ended by Ctrl-C."""
@@ -21,21 +24,28 @@ EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
 
 _STDOUT, _STDERR = 1, 2
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def guarded(main: Callable[[], int]) -> int:
     """Run ``main``, the whole work of this process, and return its exit code.
 
-    Ctrl-C ends it with 130, a closed pipe at its standard output or error with 141. Other errors are not touched.
+    Ctrl-C ends it with 130, a closed pipe at its standard output or error with 141, an output without room, as on a
+    full disk, with 1 and one line. Other errors are not touched.
     """
     _replace_missing_streams()
     try:
         try:
             return _flushed(main)
         except BaseException as error:
-            if not (_is_broken_pipe(error) and (_is_closed(_STDOUT) or _is_closed(_STDERR))):
-                raise
-            _discard_output()
-            return EXIT_PIPE_CLOSED
+            if _is_broken_pipe(error) and (_is_closed(_STDOUT) or _is_closed(_STDERR)):
+                _discard_output()
+                return EXIT_PIPE_CLOSED
+            if isinstance(error, OSError) and error.errno in _NO_ROOM and _is_full(_STDOUT):
+                _discard(_STDOUT)
+                print(f"thermocline: cannot write the output: {error.strerror}", file=sys.stderr)
+                return EXIT_FAILED
+            raise
     except KeyboardInterrupt:
         if _is_closed(_STDOUT) or _is_closed(_STDERR):
             _discard_output()
@@ -82,12 +92,24 @@ def _is_closed(descriptor: int) -> bool:
 
 
 def _discard_output() -> None:
-    """Redirect closed outputs to /dev/null, for buffered text and for threads that end now."""
-    with open(os.devnull, "wb") as nowhere:
-        for descriptor in (_STDOUT, _STDERR):
-            if _is_closed(descriptor):
-                with contextlib.suppress(OSError):
-                    os.dup2(nowhere.fileno(), descriptor)
+    for descriptor in (_STDOUT, _STDERR):
+        if _is_closed(descriptor):
+            _discard(descriptor)
+
+
+def _discard(descriptor: int) -> None:
+    """Redirect an output to /dev/null, for buffered text and for threads that end now."""
+    with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):
+        os.dup2(nowhere.fileno(), descriptor)
+
+
+def _is_full(descriptor: int) -> bool:
+    """Return whether an output takes not even the end of a line. The error may be that of another file."""
+    try:
+        os.write(descriptor, b"\n")
+    except OSError as error:
+        return error.errno in _NO_ROOM
+    return False
 
 
 def _replace_missing_streams() -> None:

@@ -54,8 +54,10 @@ def run_command(arguments: Sequence[str], *, is_own_process: bool = False) -> in
         try:
             rest = [*rest, *local_cell.broker_flags(rest, os.environ)]
         except local_cell.SeveralCells as error:
-            print(f"thermocline {name}: {error}", file=sys.stderr)
-            return EXIT_USAGE
+            # A usage error ends the command here, and with a gateway's address no broker is asked.
+            if getattr(command.parser().parse_args(rest), "url", None) is None:
+                print(f"thermocline {name}: {error}", file=sys.stderr)
+                return EXIT_USAGE
     run = command.load()
     if is_own_process and not command.is_process:
         importlib.import_module("shared.logs").quiet()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 from shared.arguments import JSON_HELP, add_old_name
-from shared.errors import OperatorError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 """Where the gateway of `thermocline up` listens by default."""
@@ -29,10 +26,3 @@ def policies_line() -> str:
     from services.scheduler.core.cache.eviction import POLICIES
 
     return f"Eviction policies: {', '.join(sorted(POLICIES))}."
-
-
-def check_writable(path: Path) -> None:
-    """Raise OperatorError where ``--out`` cannot be written; called before the run that makes the figures."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise OperatorError(f"--out {path} cannot be written: is {folder} a folder that you may write to?")

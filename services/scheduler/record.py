@@ -32,6 +32,7 @@ from shared.errors import CodecError, OperatorError, RecordingError, Thermocline
 from shared.guard import guarded
 from shared.messages.status import CellStatus, GetStatus
 from shared.progress_line import Bar, shown
+from shared.result_file import check_writable
 
 EXIT_OK, EXIT_FAILED, EXIT_BAD_ARGUMENTS = 0, 1, 2
 
@@ -226,13 +227,8 @@ def parser() -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0: written; 1: the cell cannot be recorded; 2: bad arguments, or broker refuses."""
     parsed = parser().parse_args(argv)
-    if parsed.out.is_dir():
-        print(f"thermocline record: --out {parsed.out} is a folder", file=sys.stderr)
-        return EXIT_BAD_ARGUMENTS
-    if not parsed.out.parent.is_dir():
-        print(f"thermocline record: there is no folder {parsed.out.parent}", file=sys.stderr)
-        return EXIT_BAD_ARGUMENTS
     try:
+        check_writable(parsed.out)
         recorded = asyncio.run(_record_from(broker_of(parsed), parsed.out))
     except ThermoclineError as error:
         print(f"thermocline record: {error.message}", file=sys.stderr)

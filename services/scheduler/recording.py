@@ -8,8 +8,7 @@ one frame at a time, the writer up to a mebibyte of them; it works on a temporar
 
 from __future__ import annotations
 
-import contextlib
-import os
+import asyncio
 import struct
 import zlib
 from collections.abc import Iterator
@@ -17,13 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
-import aiofiles
-import aiofiles.os
 import msgspec
-from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 from shared.bus.protocol import StreamMessage
 from shared.errors import RecordingError, reason_of
+from shared.result_file import ResultFile
 from shared.undecodable import UNDECODABLE
 
 MAGIC = b"TCREC\r\n\x1a"
@@ -31,8 +28,6 @@ VERSION = 1
 LARGEST_FRAME_BYTES = 1024**3
 
 _PIECE_BYTES = 2**20
-
-_sync = aiofiles.os.wrap(os.fsync)
 
 _FRAME = struct.Struct("<IIB")
 _HEADER, _SNAPSHOT, _INPUT, _OUTPUT, _END = 1, 2, 3, 4, 5
@@ -137,18 +132,17 @@ class RecordingWriter:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        """Choose a temporary file beside ``path``, which entering the block opens."""
+        """Take the place of the file, which entering the block opens."""
         self._path = path
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._header = header
         self._frames = RecordingFrames()
         self._gathered = bytearray()
-        self._file: AsyncBufferedIOBase | None = None
+        self._result: ResultFile | None = None
 
     async def __aenter__(self) -> RecordingWriter:
-        """Open the temporary file. Raises RecordingError where it cannot be written."""
+        """Open the file. Raises RecordingError where it cannot be written."""
         try:
-            self._file = await aiofiles.open(self._partial, "wb")
+            self._result = await asyncio.to_thread(ResultFile, self._path)
         except OSError as error:
             raise RecordingError(f"cannot write {self._path}: {reason_of(error)}") from error
         await self._write(self._frames.begin(self._header))
@@ -161,20 +155,16 @@ class RecordingWriter:
 
         Raises RecordingError where the file cannot be completed.
         """
-        assert self._file is not None
+        assert self._result is not None
         try:
             if kind is None:
                 await self._write(self._frames.end())
                 await self._flush()
-                await _sync(self._file.fileno())
-                await self._file.close()
-                await aiofiles.os.replace(self._partial, self._path)
+                await asyncio.to_thread(self._result.keep)
         except OSError as failure:
             raise RecordingError(f"cannot write {self._path}: {reason_of(failure)}") from failure
         finally:
-            await self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                await aiofiles.os.unlink(self._partial)
+            await asyncio.to_thread(self._result.drop)
 
     async def write_snapshot(self, data: bytes) -> None:
         """Write the snapshot, before the first input. Raises RecordingError where the file cannot be written."""
@@ -195,11 +185,10 @@ class RecordingWriter:
             await self._flush()
 
     async def _flush(self) -> None:
-        assert self._file is not None
+        assert self._result is not None
         gathered, self._gathered = self._gathered, bytearray()
         try:
-            await self._file.write(gathered)
-            await self._file.flush()
+            await asyncio.to_thread(self._result.file.write, gathered)
         except OSError as error:
             raise RecordingError(f"cannot write {self._path}: {reason_of(error)}") from error
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,21 +101,37 @@ async def test_a_file_that_cannot_take_its_name_is_a_recording_error(tmp_path: P
 async def test_a_file_that_hangs_holds_nobody_else(tmp_path: Path) -> None:
     """Other tasks of the loop run while the file system keeps the recording waiting."""
     path = tmp_path / "a.tcrec"
-    partial = tmp_path / f".a.tcrec.{os.getpid()}.partial"
-    os.mkfifo(partial)  # Whoever opens it waits for somebody who reads.
+    os.mkfifo(path)  # Its opening waits for a reader.
     writer = RecordingWriter(path, HEADER)
     opening = asyncio.create_task(writer.__aenter__())
 
     for _ in range(10):
         await asyncio.sleep(0)
     is_waiting = not opening.done()
-    reader = os.open(partial, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     await opening
 
     assert is_waiting
     await writer.__aexit__(ValueError, ValueError(), None)
     os.close(reader)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_gets_the_recording_and_stays_a_pipe(tmp_path: Path) -> None:
+    """It is no file that could be replaced; a link to a recording stays, too."""
+    pipe, link, copy = tmp_path / "pipe", tmp_path / "link", tmp_path / "copy"
+    os.mkfifo(pipe)
+    link.symlink_to("copy")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write(pipe)
+    reader.join()
+    write(link)
+
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert read == [copy.read_bytes()]
 
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:

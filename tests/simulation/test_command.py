@@ -78,7 +78,17 @@ def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> 
         (["--hardware", "h300"], "no hardware profile 'h300'; known are"),
         (["--model", "llama-9"], "no model profile 'llama-9'"),
         (["--model", "llama-3.1-70b", "--hardware", "a100-pcie4"], "no room for a page"),
-        (["--workers", "0", "--rate", "nan"], "--workers must be at least 1; --rate must be above 0"),
+        (["--workers", "0", "--rate", "nan"], "--workers must be at least 1; --rate must be at least 1e-09"),
+        (["--workers", "100000000"], "--workers must be at most 10,000"),
+        (["--device-tokens", "68719476736"], "--device-tokens must be at most 34,359,738,352"),
+        (["--host-tokens", "68719476736"], "--host-tokens must be at most 34,359,738,352"),
+        (["--disk-tokens", "1" * 400], "--disk-tokens must be at most"),
+        (["--page-size", "1" * 400], "--page-size must be at most"),
+        (["--tensor-parallel", "1" * 400], "--tensor-parallel must be at most"),
+        (["--rate", "1e-320"], "--rate must be at least 1e-09"),
+        (["--time-scale", "1e-320"], "--time-scale must be at least 1e-09"),
+        (["--network-gb-s", "1e-300"], "--network-gb-s must be 0, or at least 1e-09"),
+        (["--backup-share", "1e-320"], "--backup-share must be from 1e-09 to 1"),
         (["--tensor-parallel", "3"], "do not divide"),
         (["--trace", "/nowhere"], "cannot read /nowhere"),
         (["--workload", "chat", "--requests", ""], ""),
@@ -163,3 +173,12 @@ def test_a_profile_of_one_s_own_by_path(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert main(line) == 2
     assert "memory: missing; compute: missing" in capsys.readouterr().err
+
+
+def test_a_prompt_beyond_the_pool_fails_without_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As any that is too long; all of its tokens would not fit in memory."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 2147483647, "output_length": 1, "hash_ids": [1]}\n')
+
+    assert main(["--trace", str(path), "--device-tokens", "9000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["failed"] == {"context_length_exceeded": 1}

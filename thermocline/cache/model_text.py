@@ -15,4 +15,8 @@ def text_reader(model: str) -> Callable[[Sequence[int]], str]:
     # Imported here, because it takes a second and most uses of the command do not need it.
     from services.gateway.tokenizer import Tokenizer
 
-    return Tokenizer(Path(model), threads=1).decode
+    try:
+        return Tokenizer(Path(model), threads=1).decode
+    except OperatorError as error:
+        # The library's advice has several lines.
+        raise OperatorError(f"--model {model}: {error.message.partition(chr(10))[0]}") from error

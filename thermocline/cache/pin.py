@@ -85,17 +85,26 @@ async def _over_nats(arguments: argparse.Namespace, name: str) -> Pin:
 async def _over_http(arguments: argparse.Namespace, name: str) -> Pin:
     body: dict[str, Any] = {"name": name, "ttl_s": arguments.ttl / 1000}
     if arguments.salt:
-        body["cache_salt"] = arguments.salt
+        body["cache_salt"] = _utf8("--salt", arguments.salt)
     if arguments.tokens_file:
         body["tokens"] = await read_tokens(Path(arguments.tokens_file))
     elif arguments.prompt is not None:
-        body["prompt"] = arguments.prompt
+        body["prompt"] = _utf8("--prompt", arguments.prompt)
     else:
         body["prompt"] = await read_text(Path(arguments.prompt_file))
     headers = gateway_client.admin_headers(arguments.url, arguments.admin_key)
     async with gateway_client.client(arguments.url, headers) as http:
         answer = await gateway_client.post(http, "/v1/cache/pins", body)
     return msgspec.convert(answer, Pin)
+
+
+def _utf8(flag: str, text: str) -> str:
+    """Return the text. Raises OperatorError where the command line had bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OperatorError(f"{flag} is not UTF-8 at character {error.start + 1}") from error
+    return text
 
 
 async def read_text(path: Path) -> str:

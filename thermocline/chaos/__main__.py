@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -18,12 +19,13 @@ from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from shared.model_folder import check_model, find_model
+from shared.result_file import check_writable, write_result
 from thermocline.chaos.journal import Journal
 from thermocline.chaos.plan import PAUSE_S
 from thermocline.chaos.report import check_memory, print_summary, summary
 from thermocline.chaos.run import run
 from thermocline.chaos.settings import ChaosSettings
-from thermocline.flags import add_json, check_writable
+from thermocline.flags import add_json
 from thermocline.supervisor.leftovers import reap_dead_cells
 from thermocline.supervisor.records import runs_dir
 
@@ -120,11 +122,10 @@ def _run(settings: ChaosSettings, folder: Path, options: argparse.Namespace, con
         print(json.dumps(figures))
     else:
         print_summary(console, figures)
-    if options.out is not None:
-        options.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    is_written = options.out is None or _write(options.out, figures, console)
     if not journal.violations:
         shutil.rmtree(folder, ignore_errors=True)
-        return EXIT_OK
+        return EXIT_OK if is_written else EXIT_FAILED
     for violation in journal.violations:
         console.print(str(violation), style="red", markup=False)
     (folder / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -135,6 +136,16 @@ def _run(settings: ChaosSettings, folder: Path, options: argparse.Namespace, con
         markup=False,
     )
     return EXIT_FAILED
+
+
+def _write(path: Path, figures: dict[str, Any], console: Console) -> bool:
+    """Write the figures; return whether that succeeded, and print why not."""
+    try:
+        write_result(path, f"{json.dumps(figures, indent=2)}\n".encode())
+    except OperatorError as error:
+        console.print(f"thermocline chaos: {error.message}", style="red", markup=False)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -190,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except ThermoclineError as error:
-        print(f"thermocline keys: {error.message}", file=sys.stderr)
+        # The reader names the file by the gateways' flag.
+        told = error.message.replace(f"--tenants {arguments.file}", f"--file {arguments.file}")
+        print(f"thermocline keys: {told}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, OperatorError) else EXIT_FAILED
     except OSError as error:
         print(f"thermocline keys: {arguments.file}: {error.strerror}", file=sys.stderr)

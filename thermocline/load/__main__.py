@@ -19,7 +19,8 @@ from shared.arguments import with_new_json
 from shared.errors import ConfigError, InvalidRequest, OperatorError, ThermoclineError, Unavailable
 from shared.guard import guarded
 from shared.progress_line import shown
-from thermocline.flags import DEFAULT_URL, check_writable
+from shared.result_file import check_writable
+from thermocline.flags import DEFAULT_URL
 from thermocline.load.arrivals import arrival_times
 from thermocline.load.clock import MonotonicClock
 from thermocline.load.command_line import DEFAULT_CLOSED_PLACES, MAX_PLACES, check, parser
@@ -41,6 +42,9 @@ from thermocline.trace.format import read_trace
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 CONNECT_S = 10.0
 _WARMUP_TOKENS = 64
+
+LONGEST_PROMPT_TOKENS = 2**24
+"""More tokens than any model's context; a prompt of more would only fill this process's memory."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,8 +104,13 @@ def _workload(options: argparse.Namespace) -> Workload:
     """Return the workload. Raises InvalidRequest for a malformed trace, before anything is sent."""
     if options.trace is None:
         return make_workload(options.workload, options.settings, options.seed)
-    if not sum(1 for _ in read_trace(options.trace, options.requests)):
+    longest = max((request.input_length for request in read_trace(options.trace, options.requests)), default=0)
+    if not longest:
         raise InvalidRequest(f"{options.trace} holds no request")
+    if longest / options.length_scale > LONGEST_PROMPT_TOKENS:
+        raise InvalidRequest(
+            f"{options.trace} has a prompt of {longest:,} tokens, longer than any context; --length-scale divides it"
+        )
     is_timed = options.rate is None and options.concurrency is None
     return TraceWorkload(options.trace, limit=options.requests, is_timed=is_timed)
 

@@ -10,6 +10,7 @@ import httpx
 
 from shared.arguments import ArgumentParser, add_old_name
 from shared.errors import ConfigError
+from thermocline.client.connecting import check_port
 from thermocline.flags import DEFAULT_URL, add_json, add_url
 from thermocline.load.dialect import APIS
 from thermocline.load.workloads import WORKLOADS, options_of
@@ -127,6 +128,7 @@ def _url_faults(given: str | None) -> list[str]:
         return []
     try:
         url = httpx.URL(given)
+        check_port(url)
     except httpx.InvalidURL as error:
         return [f"--url {given!r}: {error}"]
     if url.scheme not in ("http", "https") or not url.host:

@@ -74,6 +74,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, itl
                 await _answer(msgspec.json.decode(body, type=_Asked), writer, itl_s)
     except (OSError, EOFError, asyncio.LimitOverrunError, ValueError):
         pass  # The client is gone or sent an invalid request.
+    except asyncio.CancelledError:
+        pass  # The server ends. Python 3.11 prints a traceback for a connection whose task ends as cancelled.
     finally:
         writer.close()
 

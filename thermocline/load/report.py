@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.errors import InvalidRequest, OperatorError
+from shared.errors import InvalidRequest
+from shared.result_file import write_result
 from shared.undecodable import UNDECODABLE
 from thermocline.load.dialect import Dialect
 from thermocline.load.figures import Figures, Row, Slo
@@ -53,12 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def save(report: Report, path: Path) -> None:
     """Write the file atomically. Raises OperatorError."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(as_json(report) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+    write_result(path, f"{as_json(report)}\n".encode())
 
 
 def as_json(report: Report) -> str:

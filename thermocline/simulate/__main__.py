@@ -20,6 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from services.scheduler.core.cache.page_pool import MOST_PAGES
 from shared.arguments import JSON_HELP, ArgumentParser, add_old_name
 from shared.errors import ConfigError, InvalidRequest, OperatorError
 from shared.guard import guarded
@@ -37,6 +38,10 @@ EXIT_OK, EXIT_USAGE = 0, 2
 
 DEFAULT_IN_FLIGHT = 128  # Strata 5.1.
 DEFAULT_HARDWARE, DEFAULT_MODEL = "a100-pcie4", "llama-3.1-8b"
+
+MOST_WORKERS, MOST_PAGE_TOKENS, MOST_DISK_TOKENS = 10_000, 2**20, 2**50
+LEAST_RATE = 1e-9
+"""Bounds within which every time is a number, and every pool one that the core accepts."""
 
 # Most objects live long here, and repeated scans of all of them would take a third of the time.
 GC_THRESHOLDS = (200_000, 50, 1000)
@@ -173,32 +178,35 @@ def prepare(options: argparse.Namespace) -> Simulation:
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    faults = [
-        f"--{name} must be at least {least}"
-        for name, least in (
-            ("workers", 1),
-            ("workers-per-node", 1),
-            ("tensor-parallel", 1),
-            ("page-size", 1),
-            ("device-tokens", 1),
-            ("host-tokens", 0),
-            ("disk-tokens", 0),
-            ("requests", 1),
-            ("concurrency", 1),
-            ("jobs", 1),
-        )
-        if (value := getattr(options, name.replace("-", "_"))) is not None and value < least
-    ]
+    faults = []
+    most_tokens = MOST_PAGES * min(max(1, options.page_size), MOST_PAGE_TOKENS)
+    for name, least, most in (
+        ("workers", 1, MOST_WORKERS),
+        ("workers-per-node", 1, MOST_WORKERS),
+        ("tensor-parallel", 1, MOST_WORKERS),
+        ("page-size", 1, MOST_PAGE_TOKENS),
+        ("device-tokens", 1, most_tokens),
+        ("host-tokens", 0, most_tokens),
+        ("disk-tokens", 0, MOST_DISK_TOKENS),
+        ("requests", 1, None),
+        ("concurrency", 1, None),
+        ("jobs", 1, None),
+    ):
+        value = getattr(options, name.replace("-", "_"))
+        if value is not None and value < least:
+            faults.append(f"--{name} must be at least {least}")
+        if value is not None and most is not None and value > most:
+            faults.append(f"--{name} must be at most {most:,}")
     faults += [
-        f"--{name} must be above 0"
+        f"--{name} must be at least {LEAST_RATE:g}"
         for name in ("rate", "time-scale")
         # A comparison that NaN fails, too.
-        if (value := getattr(options, name.replace("-", "_"))) is not None and not 0 < value < float("inf")
+        if (value := getattr(options, name.replace("-", "_"))) is not None and not LEAST_RATE <= value < float("inf")
     ]
-    if not 0 <= options.network_gb_s < float("inf"):
-        faults.append("--network-gb-s must be at least 0")
-    if not 0 < options.backup_share <= 1:
-        faults.append("--backup-share must be above 0, and 1 at the most")
+    if options.network_gb_s and not LEAST_RATE <= options.network_gb_s < float("inf"):
+        faults.append(f"--network-gb-s must be 0, or at least {LEAST_RATE:g}")
+    if not LEAST_RATE <= options.backup_share <= 1:
+        faults.append(f"--backup-share must be from {LEAST_RATE:g} to 1")
     if faults:
         raise ConfigError("; ".join(faults))
 

@@ -6,7 +6,7 @@ modelled time both ways. Nothing fails here: no worker and no message is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from thermocline.simulate.link import Channel, Link
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile
 from thermocline.simulate.storage import VirtualStorage
 from thermocline.simulate.timers import Timers
-from thermocline.simulate.tokens import TokenMaker
+from thermocline.simulate.tokens import Span, TokenMaker
 from thermocline.simulate.worker import VirtualWorker
 from thermocline.simulate.workloads import Asked
 
@@ -83,6 +83,7 @@ class SimulatedCell:
         self.inputs = 0
         self.open: dict[str, _Open] = {}
         self._tokens = TokenMaker()
+        self._room = min(shape.max_context, shape.device_tokens)
         self._namespace = namespace_digest(model.name)
         self._message_ns = to_ns(hardware.cell.message_us / 1e6)
         self._gateway_ns = to_ns(hardware.cell.gateway_us / 1e6)
@@ -156,12 +157,15 @@ class SimulatedCell:
         self.queue.at(self.queue.now_ns + self._gateway_ns // 2 + self._message_ns, self.fold, message)
 
     def message_of(self, request_id: str, asked: Asked) -> requests.SubmitRequest:
-        """Return the gateway's message to the scheduler for a request."""
+        """Return the gateway's message to the scheduler for a request.
+
+        A prompt beyond a worker's room is cut to one token more than that, which the core refuses as well.
+        """
         return requests.SubmitRequest(
             request_id=request_id,
             gateway_id=_GATEWAY,
             namespace=self._namespace,
-            prompt=self._tokens.prompt(asked.spans),
+            prompt=self._tokens.prompt(_first(asked.spans, self._room + 1)),
             sampling=requests.SamplingParams(max_tokens=asked.answer.tokens, ignore_eos=True),
             received_ns=self.queue.now_ns,
             cache=_hints(asked),
@@ -255,6 +259,15 @@ class SimulatedCell:
 
     def _fire(self, timer_id: str) -> None:
         self.fold(cell_events.TimerFired(timer_id=timer_id))
+
+
+def _first(spans: Iterable[Span], tokens: int) -> Iterator[Span]:
+    """Yield the spans of the first ``tokens`` tokens."""
+    for span in spans:
+        if tokens <= 0:
+            return
+        yield span._replace(tokens=min(span.tokens, tokens))
+        tokens -= span.tokens
 
 
 _MOST_LEASED = 1 << 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shared.errors import ConfigError, OperatorError
+from shared.errors import ConfigError, OperatorError, reason_of
+from shared.result_file import check_writable, result_file, write_result
 from thermocline.charts.drawing import Svg
 from thermocline.charts.line_chart import line_chart
 from thermocline.simulate.axes import Axis, Row
@@ -38,11 +40,13 @@ _NO_PYARROW = "--parquet needs pyarrow, which is not installed: pip install 'the
 
 def check_outputs(axes: Sequence[Axis], *, csv_file: Path | None, parquet: Path | None, plot: Path | None) -> None:
     """Raise ConfigError, before the simulations, for outputs that could not be written."""
-    faults = [
-        f"--{name} {file}: {file.parent} is no folder"
-        for name, file in (("csv", csv_file), ("parquet", parquet), ("plot", plot))
-        if file is not None and not file.parent.is_dir()
-    ]
+    faults = []
+    for flag, file in (("--csv", csv_file), ("--parquet", parquet), ("--plot", plot)):
+        try:
+            if file is not None:
+                check_writable(file, flag)
+        except OperatorError as error:
+            faults.append(error.message)
     if parquet is not None and importlib.util.find_spec("pyarrow") is None:
         faults.append(_NO_PYARROW)
     if plot is not None and not any(axis.is_number for axis in axes):
@@ -81,13 +85,11 @@ def _number(value: Any) -> str:
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write a heading and one line per simulation. Raises OperatorError where the file cannot be written."""
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_result(path, text.getvalue().encode())
 
 
 def write_parquet(path: Path, rows: Sequence[Row]) -> None:
@@ -98,17 +100,15 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     except ImportError as error:
         raise ConfigError(_NO_PYARROW) from error
     try:
-        parquet.write_table(Columns.from_pylist(list(rows)), path)
+        with result_file(path) as file:
+            parquet.write_table(Columns.from_pylist(list(rows)), file)
     except OSError as error:
-        raise OperatorError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OperatorError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def write_plot(path: Path, chart: str) -> None:
     """Write the text of a chart. Raises OperatorError where the file cannot be written."""
-    try:
-        path.write_text(chart, encoding="utf-8")
-    except OSError as error:
-        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+    write_result(path, chart.encode())
 
 
 def sweep_chart(rows: Sequence[Row], axes: Sequence[Axis], figure: str = "hit_ratio") -> Svg:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import collections
 import json
+import os
 import statistics
 import sys
 import time
@@ -192,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
 def _with_verb(argv: Sequence[str]) -> list[str]:
     """Return the command line with the verb ``send`` where it lacks one, as in release 0.2."""
     given = list(argv)
-    if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or Path(given[0]).is_file()):
+    if given and given[0] not in ("-h", "--help") and (given[0].startswith("-") or os.path.isfile(given[0])):
         say_renamed("thermocline trace", "trace FILE", "trace send FILE")
         return ["send", *given]
     return given

@@ -15,6 +15,11 @@ from shared.errors import InvalidRequest
 from shared.undecodable import UNDECODABLE
 
 BLOCK_TOKENS = 512
+MOST_TOKENS, MOST_MS = 2**31 - 1, 2**63 - 1
+"""Most tokens of a prompt or answer, and the latest time in milliseconds."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Three bytes without a meaning, with which some programs begin a file of text."""
 
 SAMPLE = Path(__file__).with_name("sample.jsonl")
 """A generated trace: 1,000 requests in 18 minutes, made by ``python -m tools.sample_trace``, which has its seed."""
@@ -53,12 +58,21 @@ _DECODER = msgspec.json.Decoder(TraceRequest)
 
 
 def read_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
-    """Stream the first ``limit`` requests of a trace. Raises InvalidRequest, with the line, for a malformed one."""
+    """Stream the first ``limit`` requests of a trace. Raises InvalidRequest, with the line, for a malformed one.
+
+    Blank lines are passed over.
+    """
+    read = 0
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if limit is not None and number > limit:
+                if number == 1:
+                    line = line.removeprefix(BYTE_ORDER_MARK)
+                if not line.strip():
+                    continue
+                if limit is not None and read >= limit:
                     return
+                read += 1
                 try:
                     yield parse_request(line)
                 except InvalidRequest as error:
@@ -73,8 +87,15 @@ def parse_request(line: bytes) -> TraceRequest:
         request = _DECODER.decode(line)
     except UNDECODABLE as error:
         raise InvalidRequest(str(error)) from error
-    if min(request.timestamp, request.output_length) < 0 or request.input_length < 1 or not request.hash_ids:
-        raise InvalidRequest("negative time or length, or no hash_ids")
+    for name, value, least, most in (
+        ("timestamp", request.timestamp, 0, MOST_MS),
+        ("input_length", request.input_length, 1, MOST_TOKENS),
+        ("output_length", request.output_length, 0, MOST_TOKENS),
+    ):
+        if not least <= value <= most:
+            raise InvalidRequest(f"{name} is {value}; it must be from {least} to {most}")
+    if not request.hash_ids:
+        raise InvalidRequest("hash_ids is empty")
     return request
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def run_import(options: argparse.Namespace) -> None:
 
 def _with_progress(asked: Import) -> Report:
     """Import the log; show progress on standard error where that is a terminal."""
-    size = asked.log.stat().st_size if asked.log.is_file() else None
+    size = os.path.getsize(asked.log) if os.path.isfile(asked.log) else None
     with shown(f"bytes of {asked.log.name}", size) as bar:
         drawn = 0
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.errors import ConfigError, InvalidRequest, OperatorError
+from shared.errors import ConfigError, InvalidRequest, OperatorError, reason_of
+from shared.result_file import check_writable, result_file
 from thermocline.trace.block_names import BlockNames
 from thermocline.trace.conversion import (
     Facts,
@@ -27,7 +28,7 @@ from thermocline.trace.conversion import (
     measured_bytes_per_token,
     read_tokenizer,
 )
-from thermocline.trace.format import TraceRequest
+from thermocline.trace.format import BYTE_ORDER_MARK, TraceRequest
 from thermocline.trace.openai_log import LogFault, LoggedRequest, read_line
 
 FORMATS = ("openai-log", "mooncake")
@@ -40,6 +41,7 @@ MEASURED_LINES = 10_000
 
 ASSUMED_BYTES_PER_TOKEN = 4.0
 LEAST_SALT_BYTES = 16
+_GZIP = b"\x1f\x8b"
 _NAMED_FAULTS = 5  # Faults in the message about a refused log.
 
 
@@ -74,23 +76,20 @@ def import_log(asked: Import, progress: Callable[[int], None] | None = None) -> 
     Raises ConfigError for settings, InvalidRequest for a log that is unreadable, has too many malformed lines or no
     request, and OperatorError for the output.
     """
-    if asked.out.exists() and asked.log.exists() and asked.out.samefile(asked.log):
+    check_writable(asked.out)
+    if os.path.exists(asked.out) and os.path.exists(asked.log) and os.path.samefile(asked.out, asked.log):
         raise ConfigError("--out is the log itself")
     report = Report(facts=Facts())
     made = _format(asked, report)
     report.facts = made.facts
-    partial = asked.out.with_name(f"{asked.out.name}.partial")
     try:
-        with partial.open("wb") as out:
+        with result_file(asked.out) as out:
             for line in _trace_lines(_requests(asked, made, report, progress or (lambda read: None)), report):
                 out.write(line)
-        if not report.facts.requests:
-            raise InvalidRequest(f"{asked.log} holds no request{_first_faults(report)}")
-        os.replace(partial, asked.out)
+            if not report.facts.requests:
+                raise InvalidRequest(f"{asked.log} holds no request{_first_faults(report)}")
     except OSError as error:
-        raise OperatorError(f"cannot write {asked.out}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        raise OperatorError(f"cannot write {asked.out}: {reason_of(error)}") from error
     return report
 
 
@@ -126,12 +125,19 @@ def _salt(path: Path | None) -> bytes:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (number, line) without blank lines; None stands for a line of more than MOST_LINE_BYTES."""
+    """Yield (number, line) without blank lines; None stands for a line of more than MOST_LINE_BYTES.
+
+    Raises InvalidRequest for a file that cannot be read, or is compressed.
+    """
     try:
         with path.open("rb") as log:
             number = 0
             while line := log.readline(MOST_LINE_BYTES + 1):
                 number += 1
+                if number == 1:
+                    if line.startswith(_GZIP):
+                        raise InvalidRequest(f"{path} is compressed by gzip: unpack it first")
+                    line = line.removeprefix(BYTE_ORDER_MARK)
                 if len(line) <= MOST_LINE_BYTES or line.endswith(b"\n"):
                     if line.strip():
                         yield number, line

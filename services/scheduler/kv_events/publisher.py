@@ -25,6 +25,8 @@ KEPT_BATCHES, KEPT_BYTES = 10_000, 64 * 2**20
 MOST_UNREAD = 100_000
 """Most messages that wait for a slow subscriber; more are dropped for it, which the numbers show."""
 
+MOST_PORT = 65535
+
 _log = logs.get_logger("kv-events")
 
 
@@ -59,8 +61,9 @@ class Publisher:
             self._sockets.append(socket)
             socket.set_hwm(MOST_UNREAD)
             try:
+                _check_port(address)
                 socket.bind(address)
-            except zmq.ZMQError as error:
+            except (zmq.ZMQError, ValueError) as error:
                 self._close()
                 raise ConfigError(f"cannot listen on {address}: {error}") from error
         self._serving = asyncio.create_task(self._serve(), name="replay") if self._addresses[1] else None
@@ -123,3 +126,10 @@ class Publisher:
         for socket in self._sockets:
             socket.close(linger=0)
         self._sockets.clear()
+
+
+def _check_port(address: str) -> None:
+    """Raise ValueError for a port above 65535, in whose place ZeroMQ listens on another one."""
+    port = address.rpartition(":")[2]
+    if address.startswith("tcp:") and port.isdecimal() and int(port) > MOST_PORT:
+        raise ValueError(f"the port is above {MOST_PORT}")

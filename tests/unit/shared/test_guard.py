@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from shared.guard import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED
 ROOT = Path(__file__).parents[3]
 
 
-def run(code: str, *, stdout: int = subprocess.PIPE, redirect: str = "") -> subprocess.CompletedProcess[str]:
-    """A process whose whole work is ``main``, as ``code`` defines it."""
-    program = f"import os, signal, sys\nfrom shared.guard import guarded\n{code}\nsys.exit(guarded(main))\n"
+def run(
+    code: str, *, stdout: int = subprocess.PIPE, redirect: str = "", most_bytes: int = resource.RLIM_INFINITY
+) -> subprocess.CompletedProcess[str]:
+    """A process whose whole work is ``main``, as ``code`` defines it; its files hold ``most_bytes`` at most."""
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {resource.RLIM_INFINITY}))\n"
+    program = f"{limit}import os, signal, sys\nfrom shared.guard import guarded\n{code}\nsys.exit(guarded(main))\n"
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, program]
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=120)
 
@@ -54,6 +58,24 @@ def test_a_broken_pipe_elsewhere_is_an_error() -> None:
 
     assert done.returncode == 1
     assert "BrokenPipeError: a peer" in done.stderr
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_an_output_without_room_is_one_line(tmp_path: Path, size: int) -> None:
+    """As on a full disk, whether what did not fit was still in the buffer or not."""
+    with (tmp_path / "out").open("w") as out:
+        done = run(f"def main():\n    print('x' * {size})\n    return 0", stdout=out.fileno(), most_bytes=50)
+
+    assert (done.returncode, done.stderr) == (1, "thermocline: cannot write the output: File too large\n")
+
+
+def test_a_full_disk_elsewhere_is_an_error(tmp_path: Path) -> None:
+    """The output takes more, and the traceback is wanted."""
+    with (tmp_path / "out").open("w") as out:
+        done = run("def main():\n    raise OSError(28, 'No space left on device')", stdout=out.fileno())
+
+    assert done.returncode == 1
+    assert "OSError: [Errno 28] No space left on device" in done.stderr
 
 
 def test_ctrl_c_is_an_exit_code() -> None:

@@ -1,9 +1,15 @@
 """The command table: what is listed exists, and a wrong name gets a hint."""
 
+import os
+from pathlib import Path
+
 import pytest
 
+from shared.memory.segment_name import process_start_time
 from thermocline.__main__ import main
 from thermocline.commands import COMMANDS, GROUPS, commands, usage
+from thermocline.supervisor import local_cell
+from thermocline.supervisor.records import CellRecord, write_record
 
 
 def test_every_listed_command_can_be_loaded() -> None:
@@ -80,3 +86,54 @@ def test_another_system_is_refused(
     assert main([name]) == 2
     assert "Thermocline runs on Linux only" in capsys.readouterr().err
     assert main(["version"]) == 0
+
+
+@pytest.fixture
+def two_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cells that run on this machine, and no broker in the environment."""
+    started = process_start_time(os.getpid())
+    assert started is not None
+    for name in ("one", "two"):
+        cell = CellRecord(
+            owner_pid=os.getpid(),
+            owner_started=started,
+            base_url=f"http://{name}",
+            nats_url=f"nats://{name}:4222",
+            data_dir=f"/data/{name}",
+            data_dir_is_temporary=True,
+            shm_prefix=name,
+        )
+        write_record(cell, (tmp_path / f"{name}.json",))
+    monkeypatch.setattr(local_cell, "runs_dir", lambda: tmp_path)
+    for variable in local_cell._VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.usefixtures("two_cells")
+@pytest.mark.parametrize("verb", [["pin", "--prompt", "text"], ["unpin", "name"]])
+def test_an_address_chooses_among_several_cells(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that has a gateway's address asks no broker; without one it must be told."""
+    assert main(["cache", *verb, "--url", "http://127.0.0.1:9"]) == 1
+    assert "the gateway at http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
+
+    assert main(["cache", *verb]) == 2
+    assert "several cells run here" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("two_cells")
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [(["cache"], "VERB"), (["cache", "nope"], "'nope' is none of"), (["cache", "pin"], "--tokens-file"),
+     (["record"], "--out"), (["skip-input", "x"], "SEQ")],
+)  # fmt: skip
+def test_a_usage_error_comes_before_the_choice_of_a_cell(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not depend on what runs here."""
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert says in told
+    assert "several cells" not in told

@@ -91,6 +91,10 @@ async def test_an_address_of_no_use_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on tcp://256\.0\.0\.1:5557"):
         async with Publisher("tcp://256.0.0.1:5557", "", ""):
             pass
+    for address in (("tcp://127.0.0.1:99999999", ""), (FREE, "tcp://127.0.0.1:65536")):
+        with pytest.raises(ConfigError, match=r"cannot listen on tcp://127\.0\.0\.1:\d+: the port is above 65535"):
+            async with Publisher(*address, ""):
+                pass
     with pytest.raises(ConfigError, match="is empty"):
         async with Publisher("", FREE, ""):
             pass

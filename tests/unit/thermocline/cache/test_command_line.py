@@ -66,7 +66,8 @@ def test_a_command_line_without_sense_is_refused(argv: list[str], capsys: pytest
     [(["pin", "--prompt", "x"], "need --url"), (["pin", "--tokens-file", "/nowhere/f"], "cannot read"),
      (["pin", "--prompt-file", "/nowhere/f", "--url", "http://127.0.0.1:1"], "cannot read"),
      (["pin", "--prompt", "x", "--url", "ftp://x"], "--url"), (["ls", "--model", "/nowhere"], "no such folder"),
-     (["divergences", "--model", "/nowhere"], "no such folder"),
+     (["divergences", "--model", "/nowhere"], "no such folder"), (["ls", "--model", "."], "cannot load the tokenizer"),
+     (["pin", "--prompt", "hello \udcff", "--url", "http://127.0.0.1:1"], "--prompt is not UTF-8"),
      (["prewarm", "/nowhere/f"], "cannot read"),
      (["flush", "--namespace", "ab" * 16, "--salt", "s"], "either")],
 )  # fmt: skip

@@ -105,7 +105,10 @@ async def test_errors_of_a_gateway_are_one_line() -> None:
             await gateway_client.post(http, "/v1/cache/pins", {})
 
 
-@pytest.mark.parametrize(("url", "key"), [("gateway:8000", ""), ("http://", ""), ("http://g", "schlüssel")])
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [("gateway:8000", ""), ("http://", ""), ("http://g", "schlüssel"), ("http://g:65536", ""), ("http://g:0", "")],
+)
 def test_addresses_and_keys_without_sense_are_the_operators_fault(url: str, key: str) -> None:
     """Found before anything is sent."""
     with pytest.raises(OperatorError, match="--url"):

@@ -133,3 +133,11 @@ def test_a_limit_that_is_none_is_refused_in_plain_words(
     assert refused.value.code == EXIT_USAGE
     assert told in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_a_missing_file_is_named_by_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of this command, which is not the gateways' one."""
+    path = tmp_path / "none.toml"
+
+    assert main(["ls", "--file", str(path)]) == EXIT_USAGE
+    assert capsys.readouterr().err == f"thermocline keys: --file {path} cannot be read: No such file or directory\n"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +52,7 @@ def test_the_page_shows_every_flag() -> None:
         ("--workload burst --rate nan --time-scale 0 --timeout-s inf", "--rate.*--time-scale.*--timeout-s"),
         ("--workload burst --null-server -1", "--null-server"),
         ("--workload burst --url ftp://host", "http://"),
+        ("--workload burst --url http://127.0.0.1:99999999", "port must be from 1 to 65535"),
         ("--workload burst --url http://me:secret@host", "no password"),
         ("--trace nowhere.jsonl --null-server", "cannot read nowhere.jsonl"),
         ("--trace nowhere.jsonl --set size=3", "--set is for workloads"),
@@ -174,3 +179,44 @@ def test_the_table_says_what_may_be_the_clients_own() -> None:
     assert ["95% of a core" in text for text in warned(busy)] == [True]
     assert warned(report([answered(0, 0.0, 5.0)])) == []
     assert rows(busy)[0] == ("TTFT, ms", ["-"] * 4)
+
+
+def test_a_link_to_a_result_stays_a_link(tmp_path: Path) -> None:
+    """And the file that it names has the result."""
+    link = tmp_path / "latest.json"
+    link.symlink_to("run.json")
+    made = report([answered(0, 0.0, 5.0)])
+
+    save(made, link)
+
+    assert os.readlink(link) == "run.json"
+    assert load(tmp_path / "run.json") == made
+
+
+def test_a_prompt_longer_than_any_context_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before its tokens are made, which would not fit in memory; a scale may shorten it."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 2147483647, "output_length": 1, "hash_ids": [1]}\n')
+
+    assert main(["--trace", str(trace), "--url", "http://127.0.0.1:9"]) == 2
+    assert "longer than any context" in capsys.readouterr().err
+    assert main(["--trace", str(trace), "--url", "http://127.0.0.1:9", "--length-scale", "1000"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_the_null_server_ends_in_silence_amid_an_answer() -> None:
+    """With its standard input, as an interrupted run closes it."""
+    command = [sys.executable, "-m", "thermocline.load.null_server", "--itl-ms", "3600000"]
+    body = b'{"max_tokens": 9}'
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stderr is not None
+        with socket.create_connection(("127.0.0.1", int(server.stdout.readline())), timeout=60) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            client.recv(1)
+            server.stdin.close()
+            told = server.stderr.read()
+
+    assert (server.returncode, told) == (0, b"")

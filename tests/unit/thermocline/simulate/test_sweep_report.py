@@ -132,3 +132,27 @@ def test_lines_of_several_settings_name_each() -> None:
     rows = [line | {"seed": seed} for seed in seeds.values for line in ROWS]
 
     assert "policy=lru, seed=2 0.500" in sweep_chart(rows, (_POLICY, _CAPACITY, seeds))
+
+
+def test_a_folder_in_a_files_place_is_said_first(tmp_path: Path) -> None:
+    """By the flag's name, before anything is simulated."""
+    with pytest.raises(ConfigError) as refused:
+        check_outputs([_CAPACITY], csv_file=tmp_path, parquet=None, plot=tmp_path)
+
+    assert refused.value.message == (
+        f"--csv {tmp_path} cannot be written: it is a folder; --plot {tmp_path} cannot be written: it is a folder"
+    )
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_earlier_file(tmp_path: Path) -> None:
+    """The file that a link names is replaced, and the link stays."""
+    link, path = tmp_path / "link.csv", tmp_path / "runs.csv"
+    link.symlink_to(path)
+    write_csv(link, ROWS)
+    before = path.read_bytes()
+
+    with pytest.raises(ValueError, match="not in fieldnames"):
+        write_csv(link, [ROWS[0], {"other": 1}])
+
+    assert link.is_symlink()
+    assert path.read_bytes() == before

@@ -59,3 +59,36 @@ def test_a_missing_file_is_a_typed_error(tmp_path: Path) -> None:
     """A path that does not exist is the caller's fault, and is named."""
     with pytest.raises(InvalidRequest, match="cannot read"):
         list(read_trace(tmp_path / "absent.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("input_length", 3_000_000_000, "input_length is 3000000000; it must be from 1 to 2147483647"),
+        ("input_length", 10**23, "input_length is 1"),
+        ("input_length", 0, "input_length is 0"),
+        ("output_length", 2**31, "output_length is 2147483648; it must be from 0 to 2147483647"),
+        ("output_length", -1, "output_length is -1"),
+        ("timestamp", 10**400, "timestamp is 1"),
+        ("timestamp", -1, "timestamp is -1"),
+        ("hash_ids", [], "hash_ids is empty"),
+    ],
+)
+def test_a_number_out_of_range_is_named(tmp_path: Path, field: str, value: object, says: str) -> None:
+    """With its bounds."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1], field: value}))
+
+    with pytest.raises(InvalidRequest, match=rf"trace\.jsonl:1: {says}"):
+        list(read_trace(path))
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    """They count as lines, and not as requests."""
+    line = json.dumps({"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}) + "\n"
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"\ufeff{line}\n  \n{line}{{}}\n", encoding="utf-8")
+
+    assert len(list(read_trace(path, 2))) == 2
+    with pytest.raises(InvalidRequest, match=r"trace\.jsonl:5"):
+        list(read_trace(path))

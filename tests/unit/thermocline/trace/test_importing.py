@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,7 +239,7 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path, capsys: pytest.Captu
         (["--tokenizer", str(MODEL), "--bytes-per-token", "3"], "give --tokenizer or --bytes-per-token"),
         (["--salt-file", "/nowhere"], "cannot read /nowhere"),
         (["--format", "mooncake", "--bytes-per-token", "3"], "a Mooncake trace has names and lengths already"),
-        (["--out", "/nowhere/trace"], "cannot write /nowhere/trace"),
+        (["--out", "/nowhere/trace"], "--out /nowhere/trace cannot be written"),
         (["--max-malformed", "0"], "more than 0 malformed lines; line 2"),
     ],
 )
@@ -267,5 +270,69 @@ def test_what_cannot_be_an_import_is_refused(tmp_path: Path) -> None:
         import_log(Import(tmp_path / "absent", "openai-log", out))
     with pytest.raises(ConfigError, match="the log itself"):
         import_log(Import(log, "openai-log", log))
-    with pytest.raises(OperatorError, match="cannot write"):
+    with pytest.raises(OperatorError, match="cannot be written"):
         import_log(Import(log_of(tmp_path, [chat(1, "x")]), "openai-log", tmp_path))
+
+
+def test_a_pipe_gets_the_trace_and_stays_a_pipe(tmp_path: Path) -> None:
+    """As another command's input."""
+    out = tmp_path / "pipe"
+    os.mkfifo(out)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(out.read_bytes()), daemon=True)
+    reader.start()
+    import_log(Import(log_of(tmp_path, [chat(1, QUESTIONS[0])]), "openai-log", out))
+    reader.join()
+
+    assert out.is_fifo()
+    assert json.loads(read[0])["timestamp"] == 0
+
+
+def test_a_log_with_the_name_of_a_scratch_file_stays(tmp_path: Path) -> None:
+    """Also where the import fails."""
+    log = tmp_path / "trace.partial"
+    log.write_text("no request\n")
+
+    with pytest.raises(InvalidRequest, match="holds no request"):
+        import_log(Import(log, "mooncake", tmp_path / "trace"))
+
+    assert log.read_text() == "no request\n"
+
+
+@pytest.mark.parametrize("out", [".", "/", "", "x" * 300, "/nowhere/trace"])
+def test_a_place_where_no_trace_can_be_is_refused(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the log is read."""
+    log = log_of(tmp_path, [chat(1, QUESTIONS[0])])
+
+    assert thermocline(["trace", "import", str(log), "--format", "openai-log", "--out", out]) == 2
+
+    told = capsys.readouterr().err
+    assert "cannot be written" in told
+    assert told.count("\n") == 1
+
+
+def test_a_log_whose_name_is_too_long_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    out = str(tmp_path / "trace")
+
+    assert thermocline(["trace", "import", "x" * 300, "--format", "mooncake", "--out", out]) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_costs_no_request(tmp_path: Path) -> None:
+    """Programs of Windows begin files with it."""
+    log = log_of(tmp_path, [chat(1, QUESTIONS[0]), chat(2, QUESTIONS[1])])
+    log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes())
+
+    report = import_log(Import(log, "openai-log", tmp_path / "trace"))
+
+    assert (report.facts.requests, report.malformed) == (2, [])
+
+
+def test_a_compressed_log_is_named_as_such(tmp_path: Path) -> None:
+    """Rather than by a fault of its first line."""
+    log = tmp_path / "log.jsonl.gz"
+    log.write_bytes(gzip.compress(json.dumps(chat(1, QUESTIONS[0])).encode()))
+
+    with pytest.raises(InvalidRequest, match="is compressed by gzip"):
+        import_log(Import(log, "openai-log", tmp_path / "trace"))
