@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
@@ -38,10 +38,24 @@ def first_of(config: Any) -> int:
 def named_context(read: Callable[[str], Any]) -> int:
     """Return the tokens of the longest context of a configuration, 0 where it names none; ``read`` returns its fields.
 
+    That is at least what YaRN extends the context of pretraining to: model cards have a user set its factor alone.
     Positions before the first token of a prompt are not counted.
     """
     named = next((found for field in _FIELDS if isinstance(found := read(field), int) and found > 0), 0)
+    named = max([named, *_extended(read, named)])
     return max(0, named - first_position(str(read("model_type")), read("pad_token_id")))
+
+
+def _extended(read: Callable[[str], Any], named: int) -> Iterator[int]:
+    """Yield the context of each YaRN of a configuration: one for all layers, or for layers of each type."""
+    rope = read("rope_scaling") or read("rope_parameters")
+    for each in (rope, *rope.values()) if isinstance(rope, dict) else ():
+        if isinstance(each, dict) and each.get("rope_type", each.get("type")) == "yarn":
+            # The library's defaults.
+            own = each.get("original_max_position_embeddings", named)
+            original, factor = read("original_max_position_embeddings") or own, each.get("factor")
+            if isinstance(original, int) and isinstance(factor, int | float):
+                yield int(original * factor)
 
 
 def named_in(config: Mapping[str, Any]) -> int:

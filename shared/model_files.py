@@ -50,12 +50,23 @@ KV_FILES = (
 )
 """Files other than weights that KV depends on, where they exist."""
 
-ANSWER_FILES = (GENERATION_CONFIG_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+ANSWER_FILES = (
+    *(GENERATION_CONFIG_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
+    "additional_chat_templates/tool_use.jinja",
+)
 """Further files that prompts and answers depend on."""
 
 _TEMPLATE_FIELD = "chat_template"  # In the tokenizer_config.json of most models.
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
+"""Those that may need the library SentencePiece; tokenizers of tiktoken have files of the first name, too."""
+
+WEIGHTS_FILE = "model.safetensors"
+
+WEIGHTS_INDEX = "model.safetensors.index.json"
+"""Names the files of weights that lie in several files."""
 
 _WEIGHTS = "*.safetensors"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
@@ -112,12 +123,13 @@ def load_generation_config(model_dir: Path) -> dict[str, Any]:
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """Return the weight files in order of name.
+    """Return the weight files that are read, in order of name: those that the library finds, else all.
 
-    Raises OperatorError when there are none, or only pickles, or when an index names a shard that is not there.
+    Files beside those that it finds may be of another save or format. Raises OperatorError when there are none, or only
+    pickles, or when an index names no files, or one that is not there.
     """
     directory = _directory(model_dir)
-    found = sorted(path for path in directory.glob(_WEIGHTS) if path.is_file())
+    found = named_weights(directory) or _stored(directory)
     if not found:
         if any(any(directory.glob(pattern)) for pattern in _PICKLES):
             raise OperatorError(
@@ -125,13 +137,40 @@ def weight_files(model_dir: Path) -> list[Path]:
                 "convert them to safetensors (Transformers: model.save_pretrained(DIR))"
             )
         raise OperatorError(f"{directory} holds no weights ({_WEIGHTS})")
-    for index in sorted(directory.glob(f"{_WEIGHTS}.index.json")):
-        shards = _read_object(index).get("weight_map", {})
-        names = sorted(set(shards.values())) if isinstance(shards, dict) else []
-        missing = [name for name in names if not (directory / str(name)).is_file()]
-        if missing:
-            raise OperatorError(f"{directory} is incomplete: {index.name} names {', '.join(missing)}")
     return found
+
+
+def named_weights(directory: Path) -> list[Path]:
+    """Return the weight files that the library finds by their names, in order of name; none where it finds none.
+
+    They are the file, or those of the index, that ``config.json`` names, else ``model.safetensors``, else those of its
+    index. Raises OperatorError for an index as :func:`weight_files` does.
+    """
+    config = load_config(directory)
+    text = config.get("text_config")
+    own = (text if isinstance(text, dict) else config).get("transformers_weights")
+    for name in (str(own),) if own else (WEIGHTS_FILE, WEIGHTS_INDEX):
+        path = directory / name
+        if path.is_file():
+            return _indexed(path) if path.suffix == ".json" else [path]
+    return []
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the files that ``index`` names, in order of name."""
+    shards = _read_object(index).get("weight_map")
+    names = list(shards.values()) if isinstance(shards, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise OperatorError(f"{index} names no files")
+    found = [index.parent / name for name in sorted(set(names))]
+    missing = [path.name for path in found if not path.is_file()]
+    if missing:
+        raise OperatorError(f"{index.parent} is incomplete: {index.name} names {', '.join(missing)}")
+    return found
+
+
+def _stored(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob(_WEIGHTS) if path.is_file())
 
 
 def fingerprint(
@@ -155,7 +194,8 @@ def fingerprint(
     config = load_config(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise OperatorError(f"{directory} holds no tokenizer ({', '.join(TOKENIZER_FILES)})")
-    weights = weight_files(directory)
+    # Files that are not read count, too: KV on disks was stored under such digests.
+    weights = sorted({*_stored(directory), *weight_files(directory)})
     cache = _load_cache(cache_dir)
     before = dict(cache.files)
     digest = hashlib.blake2b(FINGERPRINT_VERSION.encode(), digest_size=16)

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
-from shared.model_files import CONFIG_FILE, TOKENIZER_FILES, load_config, weight_files
-from shared.quantisation import quantisation_reasons
+from shared.model_files import (
+    CONFIG_FILE,
+    SENTENCEPIECE_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX,
+    load_config,
+    named_weights,
+    weight_files,
+)
+from shared.quantisation import quantisation, quantisation_reasons
 from shared.undecodable import UNDECODABLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -65,7 +76,7 @@ def check_model(directory: Path) -> dict[str, Any]:
     if not (directory / CONFIG_FILE).is_file():
         raise _without_config(directory)
     config = load_config(directory)
-    reasons = [*config_reasons(config), *_file_reasons(directory)]
+    reasons = [*config_reasons(config), *_file_reasons(directory, config)]
     if reasons:
         raise UnsupportedModel(f"{directory} cannot be served: {'; '.join(reasons)}")
     return config
@@ -83,19 +94,32 @@ def config_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"it is {', '.join(named)}, which answers with no text"
 
 
-def _file_reasons(directory: Path) -> Iterator[str]:
+def _file_reasons(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
     try:
         weight_files(directory)
+        # Quantised ones are not read by the library.
+        if not named_weights(directory) and quantisation(config) is None:
+            yield f"its weights are neither in {WEIGHTS_FILE} nor named by {WEIGHTS_INDEX}"
     except OperatorError as error:
         yield error.message if not any(directory.glob("*.gguf")) else _GGUF
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    tokenizers = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    if not tokenizers:
         yield f"it has no tokenizer ({', '.join(TOKENIZER_FILES)})"
+    elif all(map(_is_sentencepiece, tokenizers)) and find_spec("sentencepiece") is None:
+        yield "its tokenizer is SentencePiece's: pip install sentencepiece, or save a tokenizer.json"
     tokenizer = directory / TOKENIZER_FILES[0]
     try:
         if tokenizer.is_file():
             msgspec.json.decode(tokenizer.read_bytes(), type=dict[str, msgspec.Raw])
     except (OSError, *UNDECODABLE) as error:
         yield f"its {tokenizer.name} cannot be read: {error}"
+
+
+def _is_sentencepiece(tokenizer: Path) -> bool:
+    """Return whether the file is a model of SentencePiece: a protobuf message, which begins with its first field."""
+    with suppress(OSError), tokenizer.open("rb") as file:
+        return tokenizer.name in SENTENCEPIECE_FILES and file.read(1) == b"\n"
+    return False
 
 
 _GGUF = "its weights are quantised with GGUF, which is not served yet: take the checkpoint in safetensors"

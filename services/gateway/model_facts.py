@@ -11,9 +11,12 @@ from typing import Any
 from services.gateway.library_defaults import library_defaults
 from shared import model_files
 from shared.errors import UnsupportedModel
+from shared.logs import get_logger
 from shared.messages.pools import KvDtype
 from shared.model_context import named_in
 from shared.model_folder import check_model
+
+_log = get_logger("gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ def read_model_facts(
 ) -> ModelFacts:
     """Read the model's folder. Raises OperatorError when it is incomplete, UnsupportedModel when sizes are missing."""
     vocab_size, max_context = check_facts(model_dir, max_context_tokens)
+    if max_context < max_context_tokens:
+        _log.warning("context_is_the_models", asked_tokens=max_context_tokens, context_tokens=max_context)
     fingerprint = model_files.fingerprint(
         model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact, kv_dtype=kv_dtype
     )

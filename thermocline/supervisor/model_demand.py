@@ -10,6 +10,7 @@ from shared import model_files
 from shared.errors import ConfigError, OperatorError
 from shared.memory.pool_sizes import ModelDemand
 from shared.messages.pools import DTYPE_BYTES, FLOAT8, KvGeometry
+from shared.model_context import named_in
 from shared.undecodable import UNDECODABLE
 
 
@@ -21,7 +22,6 @@ class _ModelConfig(msgspec.Struct):
     head_dim: int | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
-    max_position_embeddings: int = 0
 
     @property
     def stored_dtype(self) -> str:
@@ -56,12 +56,13 @@ def demand_of(model: Path, dtype: str = "auto", kv_dtype: str = "auto") -> Model
         kept = msgspec.structs.replace(geometry, dtype=FLOAT8) if kv_dtype == "fp8" else geometry
         token_bytes = kept.token_bytes
         ratio = DTYPE_BYTES[geometry.dtype] / DTYPE_BYTES[config.stored_dtype]
-    except (ConfigError, KeyError, ZeroDivisionError):
+        context = named_in(model_files.load_config(model))
+    except (OperatorError, KeyError, ZeroDivisionError):
         return ModelDemand(weight_bytes=weights)
     return ModelDemand(
         weight_bytes=int(weights * ratio),
         token_bytes=max(0, token_bytes),
-        context_tokens=max(0, config.max_position_embeddings),
+        context_tokens=context,
         kv_heads=max(0, geometry.kv_heads),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import progress
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
 from shared.model_context import named_context
-from shared.model_files import GENERATION_CONFIG_FILE
+from shared.model_files import CONFIG_FILE, GENERATION_CONFIG_FILE
 from shared.model_files import load_config as load_raw_config
 from shared.model_folder import IS_ENCODER_DECODER, config_reasons
 from shared.quantisation import quantisation
@@ -104,9 +104,7 @@ def load_model(
     with refusing(config.model_type, "loaded"):
         with _LOADING, progress.phase(PHASE), told_progress():
             model, report = _load(model_dir, config, dtype, attention, keeps_codes=keeps_codes)
-        missing = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
-        if missing:
-            raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
+        _check_report(model_dir, report)
         check_forward(model)
         tell(model, config, max_context_tokens(config, context))
         keep_latents(model)
@@ -117,6 +115,23 @@ def load_model(
         with progress.phase(f"moving the weights to {device}"):
             model.to(torch.device(device))
         return model
+
+
+def _check_report(model_dir: Path, report: dict[str, Any]) -> None:
+    """Raise UnsupportedModel for weights that the library has filled with random numbers."""
+    missing = sorted(map(str, report["missing_keys"]))
+    if missing:
+        raise UnsupportedModel(f"{model_dir} lacks weights: {', '.join(missing[:4])} ({len(missing)} in all)")
+    others = [f"{name} is {_dims(found)}, not {_dims(own)}" for name, found, own in sorted(report["mismatched_keys"])]
+    if others:
+        raise UnsupportedModel(
+            f"{model_dir} has weights of other shapes than its configuration: {', '.join(others[:4])} "
+            f"({len(others)} in all)"
+        )
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
 
 
 def tell(model: Any, config: Any, context: int) -> None:
@@ -137,12 +152,16 @@ def _load(model_dir: Path, config: Any, dtype: str, attention: str, *, keeps_cod
         "trust_remote_code": False,
         "output_loading_info": True,
         "key_mapping": names,
+        "ignore_mismatched_sizes": True,  # It reports them, rather than raise an error without their names.
     }
     if quantisation(raw) is None:
         model, report = AutoModelForCausalLM.from_pretrained(
             model_dir,
             dtype=TORCH_DTYPES.get(dtype, "auto"),
             use_safetensors=True,  # A pickle runs whatever its author wrote.
+            # With PEFT installed the library adds an adapter to the weights that it finds in the folder, and no
+            # digest covers that. It finds none within a file.
+            adapter_kwargs={"subfolder": CONFIG_FILE},
             **arguments,
         )
         return model, report

@@ -109,8 +109,8 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
     """Run two tokens through ``model`` and derive from its calls to attention what its layers keep beside ``states``.
 
     Raises UnsupportedModel unless each layer that attends calls attention once, in order, with the windows that the
-    configuration promises, needs nothing of attention that ours lacks, and gives a token the same K whether the batch
-    is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
+    configuration promises, needs nothing of attention that ours lacks, and gives a token the same K, no NaN, whether
+    the batch is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
     """
     name, calls = model.config.model_type, layout_of(model, (1, 2))
     attending_layers = layers_with_attention(model.config, len(windows))
@@ -222,12 +222,24 @@ def _sources(calls: Sequence[AttentionCall]) -> dict[int, int]:
 def _check_batch_independence(short: Sequence[AttentionCall], long: Sequence[AttentionCall], name: str) -> None:
     """Raise UnsupportedModel unless the first token of both batches has the same K and V, to the bit."""
     for one, other in zip(short, long, strict=True):
+        _check_numbers(one.key, one.key.dtype, name)
+        _check_numbers(one.value, one.value.dtype, name)
         if not torch.equal(one.key[:, :, 0], other.key[:, :, 0]) or not torch.equal(
             one.value[:, :, 0], other.value[:, :, 0]
         ):
             raise UnsupportedModel(
                 f"KV of {name} depends on the longest position of the batch, so on the other requests in it"
             )
+
+
+def _check_numbers(found: torch.Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise UnsupportedModel for NaN, which is unequal to itself: comparisons would name another fault.
+
+    ``found`` is of a model in ``dtype``.
+    """
+    if found.isnan().any():
+        kind = str(dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"{name} computes NaN in {kind}: its weights are damaged, or too large for that type")
 
 
 def _own_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -252,8 +264,8 @@ class Verification:
 
         ``attention`` is how the model was loaded. Where KV ``is_rounded``, the model attends to rounded K and V here,
         too. Raises UnsupportedModel for attention that is not causal or has other windows than the layers' ``windows``,
-        or other chunks than are set on its modules. Masks of a model with ``OWN_ATTENTION`` are its own in service,
-        too.
+        or other chunks than are set on its modules, and for logits that are NaN. Masks of a model with
+        ``OWN_ATTENTION`` are its own in service, too.
         """
         self._model, self._name = model, model.config.model_type
         self._tolerance = _ROUNDED_TOLERANCE if is_rounded else _TOLERANCE[model.dtype]
@@ -270,6 +282,7 @@ class Verification:
                     model.set_attn_implementation("eager")
                 logits = rounding_logits if is_rounded else _own_logits
                 self._expected = logits(model, self._prompts)
+                _check_numbers(self._expected, model.dtype, self._name)
                 self._causality.check(self._expected, logits(model, self._changed()))
         finally:
             if attention != OWN_ATTENTION:

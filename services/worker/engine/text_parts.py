@@ -119,6 +119,8 @@ def text_part(config: Any) -> Any:
         )
     if hasattr(config, "tie_word_embeddings"):
         text.tie_word_embeddings = config.tie_word_embeddings
+    if getattr(text, "dtype", None) is None:
+        text.dtype = getattr(config, "dtype", None)
     return text
 
 

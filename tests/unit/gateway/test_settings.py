@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from services.gateway.__main__ import main
 from services.gateway.bootstrap import fidelity_rules, run
@@ -55,7 +56,17 @@ def test_facts_of_the_bundled_model() -> None:
     assert facts.max_context == config["max_position_embeddings"]
     assert facts.fingerprint == fingerprint(MODEL_DIR)
     assert read_model_facts(MODEL_DIR, served_name="x", max_context_tokens=100).max_context == 100
-    assert read_model_facts(MODEL_DIR, max_context_tokens=10**6).max_context == facts.max_context
+
+
+def test_a_bound_beyond_the_models_context_is_said() -> None:
+    """Contexts stay the model's; one that a bound shortens is as it was asked for."""
+    with capture_logs() as events:
+        own, *_ = (read_model_facts(MODEL_DIR, max_context_tokens=bound).max_context for bound in (0, 100, 10**6))
+
+    said = [each for each in events if each["event"] == "context_is_the_models"]
+    assert [(each["log_level"], each["asked_tokens"], each["context_tokens"]) for each in said] == [
+        ("warning", 10**6, own)
+    ]
 
 
 def test_a_directory_that_says_too_little_is_refused(tmp_path: Path) -> None:

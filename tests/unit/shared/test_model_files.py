@@ -189,13 +189,74 @@ def test_a_missing_directory_and_a_broken_config_are_refused(model_dir: Path, tm
         model_files.load_config(model_dir)
 
 
+def _index(directory: Path, *names: str, file: str = "model.safetensors.index.json") -> None:
+    """An index that names these files."""
+    (directory / file).write_text(json.dumps({"weight_map": {str(at): name for at, name in enumerate(names)}}))
+
+
+def _names(directory: Path) -> list[str]:
+    return [path.name for path in model_files.weight_files(directory)]
+
+
 def test_a_missing_shard_is_named(model_dir: Path) -> None:
     """An index that names an absent shard makes the directory incomplete."""
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (model_dir / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model_dir / "model.safetensors").rename(model_dir / "model-1.safetensors")
+    _index(model_dir, "model-1.safetensors", "model-2.safetensors")
 
-    with pytest.raises(OperatorError, match=r"model-2\.safetensors"):
+    with pytest.raises(OperatorError, match=r"is incomplete: .*index\.json names model-2\.safetensors$"):
         model_files.fingerprint(model_dir)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}'])
+def test_an_index_that_names_no_files_is_refused(model_dir: Path, content: str) -> None:
+    """Files beside it may be of another save."""
+    (model_dir / "model.safetensors").rename(model_dir / "model-1.safetensors")
+    (model_dir / "model.safetensors.index.json").write_text(content)
+
+    with pytest.raises(OperatorError, match=r"index\.json names no files"):
+        model_files.weight_files(model_dir)
+
+
+def test_the_weights_are_the_files_that_the_library_reads(model_dir: Path) -> None:
+    """A whole file before the index, and nothing that either leaves out: another save, or another format."""
+    for name in ("model_old.safetensors", "consolidated.safetensors", "model-1.safetensors", "model-2.safetensors"):
+        (model_dir / name).write_bytes(b"weights")
+    _index(model_dir, "gone.safetensors", file="consolidated.safetensors.index.json")
+
+    assert _names(model_dir) == ["model.safetensors"]
+    _index(model_dir, "model-2.safetensors", "gone.safetensors")
+    assert _names(model_dir) == ["model.safetensors"]
+    (model_dir / "model.safetensors").unlink()
+    _index(model_dir, "model-2.safetensors", "model-1.safetensors", "model-2.safetensors")
+    assert _names(model_dir) == ["model-1.safetensors", "model-2.safetensors"]
+
+
+def test_a_configuration_may_name_the_file_of_the_weights(model_dir: Path) -> None:
+    """Itself, or an index; the library then reads no other, and takes it from the text part of a model with others."""
+    (model_dir / "own.safetensors").write_bytes(b"weights")
+    _index(model_dir, "own.safetensors", file="own.safetensors.index.json")
+
+    for name in ("own.safetensors", "own.safetensors.index.json"):
+        (model_dir / "config.json").write_text(json.dumps({"transformers_weights": name}))
+        assert _names(model_dir) == ["own.safetensors"]
+    (model_dir / "config.json").write_text(json.dumps({"transformers_weights": "own.safetensors", "text_config": {}}))
+    assert _names(model_dir) == ["model.safetensors"]
+
+
+def test_files_that_the_library_does_not_name_are_all_weights(model_dir: Path) -> None:
+    """A quantised checkpoint, which workers read themselves, may have any names."""
+    (model_dir / "model.safetensors").rename(model_dir / "gptq_model-4bit-128g.safetensors")
+
+    assert _names(model_dir) == ["gptq_model-4bit-128g.safetensors"]
+
+
+def test_files_that_are_not_read_are_part_of_the_fingerprint(model_dir: Path) -> None:
+    """So it has stayed what it was, and the KV on disks with it."""
+    alone = model_files.fingerprint(model_dir, epoch=2)
+    (model_dir / "consolidated.safetensors").write_bytes(b"the same, in another format")
+
+    assert alone == "e64141ff2baaa773ecac4d7be553bc76"
+    assert model_files.fingerprint(model_dir, epoch=2) == "fcb65b0019447831285fcebdb877f557"
 
 
 def test_the_served_name_is_the_directory_name(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,40 @@ def test_missing_files_are_named_all_at_once(tmp_path: Path) -> None:
         check_model(folder)
 
 
+def test_weights_that_the_library_does_not_find_are_refused(tmp_path: Path) -> None:
+    """Shards without their index. A quantised checkpoint is read without one."""
+    plain = make_folder(tmp_path / "plain")
+    settings = {"quant_method": "gptq", "bits": 4}
+    quantised = make_folder(tmp_path / "quantised", {"model_type": "llama", "quantization_config": settings})
+    for folder in (plain, quantised):
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"weights are neither in model\.safetensors nor named by model\.safetensors\.index\.json",
+    ):
+        check_model(plain)
+    check_model(quantised)
+
+
+def test_a_sentencepiece_tokenizer_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the folder has it in no other form. Tokenizers of tiktoken have a file of that name, too."""
+    folder = make_folder(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    monkeypatch.setattr("shared.model_folder.find_spec", lambda name: None)
+
+    (folder / "tokenizer.model").write_bytes(b"IQ== 0\n")
+    check_model(folder)
+    (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    with pytest.raises(UnsupportedModel, match=r"its tokenizer is SentencePiece's: .*pip install sentencepiece"):
+        check_model(folder)
+    monkeypatch.setattr("shared.model_folder.find_spec", lambda name: object())
+    check_model(folder)
+    monkeypatch.setattr("shared.model_folder.find_spec", lambda name: None)
+    (folder / "tokenizer.json").write_text("{}")
+    check_model(folder)
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_folder_without_a_readable_configuration_is_refused(content: str | None, tmp_path: Path) -> None:
     """No config.json, a torn one, and one that is no object."""

@@ -38,12 +38,21 @@ def test_another_type_takes_more(model: Path) -> None:
     assert demand_of(model, "float32", "fp8") == ModelDemand(600, 2 * 2 * 4 * (8 + 4), 512, 4)
 
 
-@pytest.mark.parametrize("config", [b"{}", b"no json", NO_HEADS])
-def test_what_is_not_told_is_unknown(model: Path, config: bytes) -> None:
-    """The weights are what they are; the worker says what is wrong with the rest."""
+def test_a_context_that_yarn_extends_has_room(model: Path) -> None:
+    """As long as the model is served with."""
+    config = msgspec.json.decode((model / "config.json").read_bytes())
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    (model / "config.json").write_bytes(msgspec.json.encode(config | {"rope_scaling": yarn}))
+
+    assert demand_of(model).context_tokens == 2048
+
+
+@pytest.mark.parametrize(("config", "weight_bytes"), [(b"{}", 300), (b"no json", 0), (NO_HEADS, 300)])
+def test_what_is_not_told_is_unknown(model: Path, config: bytes, weight_bytes: int) -> None:
+    """A readable configuration may name the files of the weights; the worker says what is wrong with the rest."""
     (model / "config.json").write_bytes(config)
 
-    assert demand_of(model) == ModelDemand(weight_bytes=300)
+    assert demand_of(model) == ModelDemand(weight_bytes=weight_bytes)
 
 
 def test_a_folder_without_weights_takes_none(tmp_path: Path) -> None:

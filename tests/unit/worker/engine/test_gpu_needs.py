@@ -128,7 +128,9 @@ def test_only_ranks_that_divide_the_model_are_advised() -> None:
 
 
 def test_the_shape_is_read_from_the_files(tmp_path: Path) -> None:
-    """In another data type the weights take as much more; a model with other parts than text is not judged."""
+    """In another data type the weights take as much more, and the same in another format beside them counts nothing. A
+    model with other parts than text is not judged.
+    """
     config = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100,
               "torch_dtype": "bfloat16"}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -136,6 +138,8 @@ def test_the_shape_is_read_from_the_files(tmp_path: Path) -> None:
 
     assert shape_of(tmp_path, "auto") == ModelShape(1000, 2, 64, 128, 4, 4, 100)
     assert shape_of(tmp_path, "float32") == ModelShape(2000, 4, 64, 128, 4, 4, 100)
+    (tmp_path / "consolidated.safetensors").write_bytes(bytes(1000))
+    assert shape_of(tmp_path, "auto") == ModelShape(1000, 2, 64, 128, 4, 4, 100)
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
     assert shape_of(tmp_path, "auto") is None
     assert shape_of(tmp_path / "nowhere", "auto") is None

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from services.gateway.model_facts import check_facts
 from services.worker.engine.model_loading import (
     eos_token_ids,
     expected_windows,
@@ -34,6 +35,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.probe import find_planes
 from shared.errors import ConfigError, UnsupportedModel
+from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, save_checkpoint
 from tests.run_name import shm_prefix
 from tests.unit.worker.engine.answers import generated, paged
@@ -188,6 +190,56 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedModel, match=f"lacks weights: {removed}"):
         load(path)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """By name, with both shapes: here the configuration has a larger vocabulary than the weights."""
+    path = make_checkpoint("llama", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"vocab_size": VOCAB_SIZE + 1}))
+
+    with pytest.raises(UnsupportedModel, match=r"other shapes.*: lm_head\.weight is 300 x 64, not 301 x 64, "):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
+def test_weights_that_are_no_numbers_are_refused(name: str, tmp_path: Path) -> None:
+    """As such: NaN is unequal to itself, so every comparison of a check fails, whatever that is of."""
+    path = make_checkpoint("llama", tmp_path)
+    for shard in path.glob("*.safetensors"):
+        tensors = load_file(shard)
+        if name in tensors:
+            tensors[name].view(-1)[0] = torch.nan
+            save_file(tensors, shard, metadata={"format": "pt"})
+
+    with pytest.raises(UnsupportedModel, match=r"llama computes NaN in float32: its weights are damaged, or"):
+        load(path)
+
+
+def test_an_adapter_in_the_folder_is_not_part_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PEFT installed the library would add it to the weights; no digest covers it."""
+    path = make_checkpoint("llama", tmp_path / "model")
+    expected = load_model(path, load_config(path), dtype="float32", device="cpu").state_dict()
+    make_adapter(path, path)
+    for module in ("transformers.models.auto.auto_factory", "transformers.integrations.peft"):
+        monkeypatch.setattr(f"{module}.is_peft_available", lambda: True)
+
+    found = load_model(path, load_config(path), dtype="float32", device="cpu").state_dict()
+
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_yarn_extends_the_context(tmp_path: Path) -> None:
+    """By its factor, though the configuration still names the context of pretraining, as model cards have it."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
+    path = save_checkpoint(LlamaConfig(**SMALL, rope_parameters=rope), tmp_path)
+
+    assert check_facts(path) == (VOCAB_SIZE, 1024)
+    for bound, context in ((0, 1024), (512, 512)):
+        runner = load(path, context_tokens=bound)
+        runner.close()
+        assert runner.max_context == context
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model_type": "nonesuch"}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bench.model_support.tiny_configs import tiny_configs
 from bench.model_support.trial import save_random
 from services.worker.engine.model_loading import load_config, load_model
 from services.worker.engine.text_parts import text_tensor_name
+from services.worker.parallel.loading import dtype_of
 from tests.unit.worker.engine.answers import generated, paged
 
 
@@ -50,6 +52,17 @@ def test_tensors_are_found_under_older_and_newer_names(prefix: str, tmp_path: Pa
 
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "llava", "mistral3"])
+def test_the_type_of_the_weights_may_stand_beside_the_text_part(model_type: str, tmp_path: Path) -> None:
+    """A worker alone and a group of ranks, which cannot ask the library, take it."""
+    path = checkpoint_of(model_type, tmp_path)
+    raw = json.loads((path / "config.json").read_text())
+    raw["text_config"].pop("dtype", None)
+    (path / "config.json").write_text(json.dumps(raw | {"dtype": "bfloat16"}))
+
+    assert dtype_of(load_config(path), "auto") == torch.bfloat16
 
 
 def test_a_model_that_sees_images_both_ways_is_served_over_text(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from tests.checkpoints import _GATED, make_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 
+NORM_AND_UP = ("input_layernorm", "mlp.up_proj")
+
 
 def shares(path: Path, ranks: int) -> list[Any]:
     """The models of all ranks, without the collectives between them."""
@@ -100,6 +102,21 @@ def test_a_head_that_is_not_the_embedding_is_not_tied_to_it(tmp_path: Path) -> N
 
     with pytest.raises(UnsupportedModel, match="which differ, while its configuration ties them"):
         shares(path, 2)
+
+
+def test_shards_of_an_older_save_are_not_read(tmp_path: Path) -> None:
+    """A save in fewer shards leaves those of the one before beside its own; the index names what the model is."""
+    path = make_checkpoint("llama", tmp_path / "model", seed=1)
+    new = AutoModelForCausalLM.from_pretrained(make_checkpoint("llama", tmp_path / "new", seed=2))
+    new.save_pretrained(path, max_shard_size="400KB")
+    make_checkpoint("llama", tmp_path / "older", seed=1)
+    for shard in (tmp_path / "older").glob("*.safetensors"):
+        shard.rename(path / shard.name)
+
+    norm, up = (shares(path, 2)[0].state_dict()[f"model.layers.0.{name}.weight"] for name in NORM_AND_UP)
+
+    assert torch.equal(norm, new.get_parameter(f"model.layers.0.{NORM_AND_UP[0]}.weight"))
+    assert torch.equal(up, new.get_parameter(f"model.layers.0.{NORM_AND_UP[1]}.weight")[:48])
 
 
 def test_missing_weights_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,6 +133,27 @@ def test_scales_of_activations_are_refused(ranks: int, checkpoint: Callable[[str
         _load(quantised, ranks)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_files_that_the_index_does_not_name_are_not_read(
+    ranks: int, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Such as an older save, or the same weights in another format, whose layers may lack scales."""
+    quantised, _ = quantise_checkpoint(checkpoint("llama"), tmp_path, "fp8")
+    shards = sorted(quantised.glob("*.safetensors"))
+    index = {"weight_map": {name: path.name for path in shards for name in load_file(path)}}
+    (quantised / "model.safetensors.index.json").write_text(json.dumps(index))
+    alone = _load(quantised, ranks).state_dict()
+    older = {name: -each for path in shards for name, each in load_file(path).items() if each.dtype == torch.float32}
+    save_file(older, quantised / "model_old.safetensors")
+    codes = {"layers.0.attention.wq.weight": torch.zeros(8, 8, dtype=torch.float8_e4m3fn)}
+    save_file(codes, quantised / "consolidated.safetensors")
+
+    found = _load(quantised, ranks).state_dict()
+
+    assert found.keys() == alone.keys()
+    assert all(torch.equal(found[name], alone[name]) for name in found)
+
+
 def test_ranks_refuse_a_checkpoint_without_quantised_layers(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     """As a worker alone does: its configuration is of other weights."""
     quantised, plain = quantise_checkpoint(checkpoint("llama"), tmp_path, "int8")
@@ -141,8 +163,7 @@ def test_ranks_refuse_a_checkpoint_without_quantised_layers(checkpoint: Callable
         _load(plain, 2)
 
 
-def _load(path: Path, ranks: int = 1) -> None:
+def _load(path: Path, ranks: int = 1) -> Any:
     if ranks > 1:
-        load_share(path, load_config(path), Share(0, ranks), dtype="float32", device=torch.device("cpu"))
-        return
-    load_model(path, load_config(path), dtype="float32", device="cpu")
+        return load_share(path, load_config(path), Share(0, ranks), dtype="float32", device=torch.device("cpu"))
+    return load_model(path, load_config(path), dtype="float32", device="cpu")
