@@ -124,7 +124,7 @@ def _worker_gone(step: Step, message: worker_events.WorkerLeft | cell_events.Wor
         return
     worker = _worker(step, message.worker_id, message.incarnation)
     if worker is not None:
-        remove_worker(step, worker)
+        remove_worker(step, worker, has_left=isinstance(message, worker_events.WorkerLeft))
 
 
 def _worker_draining(step: Step, message: worker_events.WorkerDraining) -> None:
@@ -183,7 +183,7 @@ def _adapter_attached(step: Step, worker: Worker, message: worker_events.Adapter
 
 @_of_storage
 def _storage_gone(step: Step, storage: Storage, message: storage_events.StorageLeft | cell_events.StorageLost) -> None:
-    remove_storage(step, storage)
+    remove_storage(step, storage, has_left=isinstance(message, storage_events.StorageLeft))
 
 
 @_of_storage

@@ -179,10 +179,13 @@ def _adopt_model(step: Step, message: WorkerJoined) -> bool:
     return True
 
 
-def remove_worker(step: Step, worker: Worker) -> None:
-    """Remove a worker that is gone with its device pool: its cached pages vanish, its requests go on elsewhere."""
+def remove_worker(step: Step, worker: Worker, *, has_left: bool = False) -> None:
+    """Remove a worker that is gone with its device pool: its cached pages vanish, its requests go on elsewhere.
+
+    ``has_left``: it said so itself; otherwise it counts as lost.
+    """
     state = step.state
-    state.count("workers_lost")
+    state.count("workers_left" if has_left else "workers_lost")
     waiting = take_waiting(state, worker)
     if worker.drain is not None:
         step.cancel_timer(worker.drain.timer_id)

@@ -102,10 +102,13 @@ def host_pool_created(step: Step, storage: Storage, message: HostPoolCreated) ->
     save_what_devices_hold(step, storage)
 
 
-def remove_storage(step: Step, storage: Storage) -> None:
-    """Remove a storage that is gone with its host pool. Loads in flight from it are settled by their batches."""
+def remove_storage(step: Step, storage: Storage, *, has_left: bool = False) -> None:
+    """Remove a storage that is gone with its host pool. Loads in flight from it are settled by their batches.
+
+    ``has_left``: it said so itself; otherwise it counts as lost.
+    """
     state = step.state
-    state.count("storages_lost")
+    state.count("storages_left" if has_left else "storages_lost")
     abandon_backups_of_storage(step, storage)
     abandon_saves_of_storage(step, storage)
     abandon_fetches(step, storage, is_lost=True)

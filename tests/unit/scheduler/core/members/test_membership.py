@@ -90,6 +90,8 @@ def test_requests_of_a_lost_worker_go_on_elsewhere(make_cell: MakeCell, is_grace
         outputs = cell.outputs[-1]
 
     assert moved
+    counted = [cell.state.counters.get(name, 0) for name in ("workers_left", "workers_lost")]
+    assert counted == ([1, 0] if is_graceful else [0, 1])
     assert len(orders(outputs, ResumeNeeded)) == 1
     assert orders(outputs, ResumeNeeded)[0].attempt == 2
     assert len(orders(outputs, DetachDevicePool)) == 1

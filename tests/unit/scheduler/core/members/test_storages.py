@@ -2,7 +2,7 @@
 
 from services.scheduler.core import status
 from shared.messages.cell_events import CellConfig, CellConfigured
-from shared.messages.storage_events import HostPoolCreated
+from shared.messages.storage_events import HostPoolCreated, StorageLeft
 from shared.messages.storage_plans import CreateHostPool
 from shared.messages.worker_plans import AttachHostPool, DetachHostPool
 from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders
@@ -22,6 +22,17 @@ def test_a_lost_storage_takes_its_copies_along(make_cell: MakeCell) -> None:
     cell.drain()
     assert [pool.cached for pool in status(cell.state, "x").pools if pool.tier == "host"] == [0]
     assert sorted(cell.workers["worker-0"].hosts) == ["storage"]
+
+
+def test_a_storage_that_leaves_is_not_lost(make_cell: MakeCell) -> None:
+    """A rollout stops every process, and is no reason for an alert."""
+    cell = make_cell(pages=12, host_pages=60)
+    storage = cell.storages.pop("storage")
+
+    cell.feed(StorageLeft(storage_id="storage", incarnation=storage.incarnation))
+
+    counters = cell.state.counters
+    assert (counters["storages_left"], counters.get("storages_lost", 0)) == (1, 0)
 
 
 def test_a_pool_that_could_not_be_made_is_done_without(make_cell: MakeCell) -> None:
