@@ -7,10 +7,11 @@ what this makes, that every query can be parsed, and that it asks for metrics an
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from tools.dashboard_panels import CACHE, CONTROL, SERVING, Dashboard, Panel
+from tools.dashboard_panels import CACHE, CONTROL, SERVING, Dashboard, P, Panel
 
 ROOT = Path(__file__).parents[1]
 GRAFANA = ROOT / "infra" / "observability" / "grafana"
@@ -19,6 +20,23 @@ WIDTH, HEIGHT, PER_ROW = 8, 8, 3
 """A panel's size in Grafana's grid of 24 columns."""
 
 DASHBOARDS = {"serving.json": SERVING, "cache.json": CACHE, "control.json": CONTROL}
+
+
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+
+CELL = {
+    "name": "cell",
+    "type": "query",
+    "label": "Cell",
+    "datasource": SOURCE,
+    "query": f"label_values({P}bus_connected, cell)",
+    "refresh": 2,
+    "multi": True,
+    "includeAll": True,
+    "allValue": ".*",
+    "current": {"text": ["All"], "value": ["$__all"]},
+}
+"""The variable of the label that tells cells apart. All of them are also those without the label."""
 
 
 def rendered(dashboard: Dashboard) -> str:
@@ -54,28 +72,32 @@ def _document(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {
-            "list": [{"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}],
+            "list": [{"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}, CELL],
         },
         "panels": panels,
     }
 
 
 def _panel(number: int, panel: Panel, position: dict[str, int]) -> dict[str, Any]:
-    source = {"type": "prometheus", "uid": "${source}"}
     return {
         "id": number,
         "type": "timeseries",
         "title": panel.title,
         "description": panel.description,
-        "datasource": source,
+        "datasource": SOURCE,
         "gridPos": position,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
-            {"refId": chr(ord("A") + place), "datasource": source, "expr": query, "legendFormat": legend}
+            {"refId": chr(ord("A") + place), "datasource": SOURCE, "expr": _of_cells(query), "legendFormat": legend}
             for place, (legend, query) in enumerate(panel.queries)
         ],
     }
+
+
+def _of_cells(query: str) -> str:
+    """A query about the cells that the variable holds."""
+    return re.sub(rf"\b(?:{P}\w+|up)\b", r'\g<0>{cell=~"$cell"}', query)
 
 
 def main() -> None:

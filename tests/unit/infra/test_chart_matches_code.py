@@ -242,6 +242,9 @@ def test_every_process_is_scraped() -> None:
         endpoints = find(manifests, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
         assert sorted(endpoint["port"] for endpoint in endpoints) == sorted(ports)
         assert {endpoint["path"] for endpoint in endpoints} == {"/metrics"}
+        # By which alerts and dashboards tell cells apart: namespace and release.
+        cell = [{"targetLabel": "cell", "replacement": "llm/cell"}]
+        assert all(endpoint["relabelings"] == cell for endpoint in endpoints)
 
 
 def test_autoscalers_own_the_number_of_pods() -> None:

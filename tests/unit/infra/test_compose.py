@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,48 @@ def services(file: str = "compose.yaml", **given: str) -> dict[str, Any]:
     """The services of a file."""
     found: dict[str, Any] = project(file, **given)["services"]
     return found
+
+
+JOINTS = {("compose.tls.yaml", "compose.users.yaml"): "compose.tls-users.yaml"}
+"""Files that come after two others which set the same thing."""
+
+PAIRS = list(itertools.combinations([name for name in TEXTS if name not in ("compose.yaml", *JOINTS.values())], 2))
+"""Files beside compose.yaml, two at a time, in the order of their names."""
+
+FILLED = {name: "/given" for text in TEXTS.values() for name, how, _ in _VARIABLE.findall(text) if how == "?"}
+
+
+def merged(*files: str, **given: str) -> dict[str, Any]:
+    """The services of several files, one after the other, as Compose merges them."""
+    found: dict[str, Any] = {}
+    for file in files:
+        found = _merge(found, services(file, **given))
+    return found
+
+
+def _merge(former: Any, latter: Any, key: str = "") -> Any:
+    if isinstance(former, dict) and isinstance(latter, dict):
+        return former | {name: _merge(former.get(name), each, name) for name, each in latter.items()}
+    if isinstance(former, list) and isinstance(latter, list) and key not in ("command", "entrypoint", "test"):
+        if key != "volumes":
+            return [*former, *latter]
+        return list({_target(mount): mount for mount in (*former, *latter)}.values())
+    return latter
+
+
+def _target(mount: str) -> str:
+    return mount.split(":")[1]
+
+
+def _set_by(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each place in the services of a file whose value a later file replaces."""
+    if isinstance(node, dict):
+        for name, each in node.items():
+            yield from _set_by(each, (*path, name))
+    elif path[-1] == "volumes":
+        yield from (((*path, _target(mount)), mount) for mount in node)
+    else:
+        yield path, node
 
 
 def seconds(text: str) -> int:
@@ -234,8 +279,78 @@ def test_the_gpu_file_only_adds_to_services_that_are_there() -> None:
     assert set(services("compose.gpu.yaml")) - set(services()) == {"node"}
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_two_files_beside_compose_yaml_keep_what_each_sets(pair: tuple[str, str]) -> None:
+    """In either order; where both set one thing, a third file sets it for both."""
+    one, other = (dict(_set_by(services(file, **FILLED))) for file in pair)
+    disputed = {place for place in one.keys() & other.keys() if one[place] != other[place]}
+
+    settled = dict(_set_by(services(JOINTS[pair]))) if pair in JOINTS else {}
+    assert disputed <= settled.keys()
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(("compose.users.yaml", "compose.tls.yaml"))), ids=" ".join
+)
+def test_users_and_tls_go_together(order: tuple[str, str], tmp_path: Path) -> None:
+    """The broker's file, with those that it includes, is mounted, tells users apart and demands TLS of all."""
+    found = merged("compose.yaml", *order, "compose.tls-users.yaml", **FILLED)
+    nats = found["nats"]
+    folder = Path(nats["command"][-1]).parent
+    for mount in nats["volumes"]:
+        source, target, *_ = mount.split(":")
+        if Path(target).parent == folder and target.endswith(".conf"):
+            shutil.copy(FOLDER / source, tmp_path / Path(target).name)
+    files = _certificates(tmp_path)
+    program: list[Any] = [find_nats_program().path, "-t", "-c", tmp_path / Path(nats["command"][-1]).name]
+
+    environment = os.environ | nats["environment"] | files
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
+    assert files.keys() <= nats["environment"].keys()
+    read = _with_included(tmp_path / Path(nats["command"][-1]).name)
+    assert re.search(r"^tls \{", read, re.MULTILINE)
+    for process in SETTINGS:
+        assert found[process]["environment"]["THERMOCLINE_NATS"].startswith("tls://")
+        assert f'user: "{found[process]["environment"]["THERMOCLINE_NATS_USER"]}"' in read
+
+
+def _certificates(folder: Path) -> dict[str, str]:
+    """A server's certificate in a folder, and the variables that name it to the broker."""
+    authority = Authority(folder)
+    certificate, key = authority.issue("nats")
+    return {"TC_NATS_CERT": str(certificate), "TC_NATS_KEY": str(key), "TC_NATS_CA": str(authority.ca)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can take a container's rights")
+def test_the_broker_reads_a_key_of_user_10001(tmp_path: Path) -> None:
+    """With the rights of its container, from a folder that only that user may enter."""
+    nats = merged("compose.yaml", "compose.tls.yaml", **FILLED)["nats"]
+    given = _certificates(tmp_path / "tls")
+    for path in (tmp_path / "tls", *(tmp_path / "tls").iterdir()):
+        os.chown(path, 10001, 10001)
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    rights = ",".join(("-all", *(f"+{each.lower()}" for each in nats.get("cap_add", ()))))
+    command: list[Any] = ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={rights}"]
+    command += [find_nats_program().path, "-t", "-c", FOLDER.parent / "nats" / "single-tls.conf"]
+
+    environment = os.environ | nats["environment"] | given
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+    assert nats["cap_drop"] == ["ALL"]
+    assert "user" not in nats
+    assert done.returncode == 0, done.stderr
+
+
+def _with_included(config: Path) -> str:
+    text = config.read_text()
+    names = re.findall(r'^include "(.+)"$', text, re.MULTILINE)
+    return text + "".join(_with_included(config.parent / name) for name in names)
+
+
 def test_with_tls_every_process_verifies_the_broker() -> None:
-    """All have the authority's certificate and none has another address; the broker reads a configuration with TLS."""
+    """All have the authority's certificate, in a folder without the key; the broker reads a configuration with TLS."""
     found = services("compose.tls.yaml", NATS_TLS="/tls")
 
     for process in SETTINGS:
@@ -243,7 +358,10 @@ def test_with_tls_every_process_verifies_the_broker() -> None:
         settings = settings_from(process, [], model | found[process]["environment"])
         assert isinstance(settings, BrokerSettings)
         assert settings.nats == ("tls://nats:4222",)
-        assert found[process]["volumes"] == [f"/tls/ca.crt:{settings.nats_ca}:ro"]
+        assert settings.nats_ca is not None
+        assert found[process]["volumes"] == [f"/tls/ca:{Path(settings.nats_ca).parent}:ro"]
+    assert found["nats"]["cap_add"] == ["DAC_OVERRIDE"]
+    assert found["nats"]["environment"]["TC_NATS_CA"] == "/etc/nats/tls/ca/ca.crt"
     configuration, target = found["nats"]["volumes"][0].split(":")[:2]
     assert (FOLDER / configuration).resolve() == ROOT / "infra" / "nats" / "single-tls.conf"
     assert found["nats"]["command"][-1] == target

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tests.unit.infra.deployed_code import SETTINGS, settings_from
-from tests.unit.infra.test_compose import FOLDER, services
+from tests.unit.infra.test_compose import FOLDER, project, services
 from tools.dashboards import DASHBOARDS, GRAFANA
 
 OBSERVE = "compose.observe.yaml"
@@ -37,6 +37,14 @@ def test_every_process_is_scraped_where_it_listens() -> None:
         if process != "gateway":
             # The image's health check asks there.
             assert f"THERMOCLINE_METRICS_PORT={settings.metrics_port}\n" in DOCKERFILE.read_text()
+
+
+def test_every_series_has_the_label_of_its_cell() -> None:
+    """By which alerts and dashboards tell it from other cells."""
+    jobs = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
+
+    cell = [{"target_label": "cell", "replacement": project()["name"]}]
+    assert [job["relabel_configs"] for job in jobs] == [cell] * len(SETTINGS)
 
 
 def test_only_watchers_come_along() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,11 +17,16 @@ from shared.errors import ThermoclineError
 from tests.unit.tools.promql import asked_by, faults_of
 from tools.dashboard_panels import RATE
 from tools.dashboards import DASHBOARDS, GRAFANA, ROOT, rendered
-from tools.metric_docs import PROCESSES, exported_by
+from tools.metric_docs import COMMON, PROCESSES, exported_by
 
 RULES = ROOT / "infra" / "observability" / "prometheus" / "rules.yaml"
 
-EXPORTED = {name: facts for process in PROCESSES for name, facts in exported_by(process).items()}
+EXPORTED = {
+    name: replace(facts, labels=(*facts.labels, "cell"))
+    for process in PROCESSES
+    for name, facts in exported_by(process).items()
+}
+"""All metrics by name, with the label that a scrape adds for each cell."""
 
 
 def panels(name: str) -> list[dict[str, Any]]:
@@ -51,6 +60,18 @@ def test_panels_ask_for_what_is_exported(name: str) -> None:
             faults += [f"{panel['title']}: the legend shows {label}" for label in sorted(shown - kept)]
 
     assert faults == []
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_show_the_chosen_cells(name: str) -> None:
+    """Every series is of the cells that the variable holds; all of them are also those without the label."""
+    (cell,) = [one for one in json.loads(rendered(DASHBOARDS[name]))["templating"]["list"] if one["name"] == "cell"]
+    queries = [target["expr"] for panel in panels(name) for target in panel["targets"]]
+
+    assert (cell["includeAll"], cell["allValue"], cell["current"]["value"]) == (True, ".*", ["$__all"])
+    for query in queries:
+        assert all("cell" in asked.compared for asked in asked_by(query.replace(RATE, "5m"))), query
+        assert query.count('cell=~"$cell"') == len(asked_by(query.replace(RATE, "5m")))
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
@@ -93,6 +114,40 @@ def test_alerts_speak_of_labels_that_are_there(rule: dict[str, Any]) -> None:
     is_bare = not any(one.kept for one in asked) and "sum(" not in rule["expr"]
 
     assert shown <= kept | ({"instance", "job"} if is_bare else set())
+
+
+@cache
+def at_the_start() -> set[str]:
+    """The names of all series that a new process exports before anything has happened."""
+    modules = sorted({*COMMON, *(module for modules in PROCESSES.values() for module in modules)})
+    program = f"""
+import importlib
+for module in {modules}:
+    importlib.import_module(module)
+from services.scheduler.cell_families import counter_families
+from shared.metrics import REGISTRY
+for family in [*REGISTRY.collect(), *counter_families({{}})]:
+    for sample in family.samples:
+        print(sample.name)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    return set(ended.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in rules() if "increase(" in rule["expr"]], ids=lambda rule: rule["alert"]
+)
+def test_alerts_see_the_first_event(rule: dict[str, Any]) -> None:
+    """What an alert wants to increase is there at 0 before: a series that begins at 1 has not increased."""
+    assert {asked.name for asked in asked_by(rule["expr"])} <= at_the_start()
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_alerts_add_up_one_cell(rule: dict[str, Any]) -> None:
+    """Several cells may share a Prometheus; where the label is absent, all is one cell."""
+    mixed = re.findall(r"\b(?:sum|max|min|avg|count|group)\b(?! by \(cell\b).*", rule["expr"])
+
+    assert mixed == []
 
 
 def test_alerts_have_names_of_their_own() -> None:
