@@ -36,6 +36,7 @@ _NO_JETSTREAM = (10039, 10076)
 # was, so that its last sequence is not known. 10167: the stream's queue is full, and the message was dropped. 10002:
 # the account has no space until messages expire or are deleted.
 _PASSING = (10002, 10158, 10164, 10167)
+_NO_PEERS = 10005  # Servers for the copies of a new stream: passes where one is away, and not where there are too few.
 
 # Settings of a stream that cannot be changed later, and that our guarantees rest on.
 _FIXED = ("storage", "retention", "subjects")
@@ -58,7 +59,8 @@ def raise_api_error(error: dict[str, Any], what: str) -> None:
         raise ConfigError(f"{what}: {described}; --stream-replicas needs so many servers in a cluster")
     if number in _NO_JETSTREAM:
         raise ConfigError(f"{what}: {described}; a cell needs a broker with JetStream, allowed for its account")
-    if error.get("code", 0) >= 500 or number in _PASSING:
+    is_passing = number in _PASSING or (number == _NO_PEERS and "offline" in described)
+    if error.get("code", 0) >= 500 or is_passing:
         # No leader, no space, shutting down: states that pass.
         raise Unavailable(f"{what}: {described}")
     raise TransportError(f"{what}: {described} ({number})")

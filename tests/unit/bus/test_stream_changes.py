@@ -65,6 +65,8 @@ async def test_a_stream_that_is_not_as_ours_must_be_is_refused(nats_server: Nats
         ({"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}, Unavailable),
         ({"code": 400, "err_code": 10164, "description": "wrong last sequence for subject"}, Unavailable),
         ({"code": 429, "err_code": 10167, "description": "too many requests"}, Unavailable),
+        ({"code": 400, "err_code": 10005, "description": "no suitable peers for placement, peer offline"}, Unavailable),
+        ({"code": 400, "err_code": 10005, "description": "no suitable peers for placement"}, TransportError),
         ({"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}, Unavailable),
         ({"code": 400, "err_code": 10054, "description": "message size exceeds maximum allowed"}, PayloadTooLarge),
         ({"code": 400, "err_code": 10071, "description": "wrong last sequence: 3"}, TransportError),
