@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -240,8 +240,9 @@ def run_process(
             log.info("start_given_up")
         if life.has_given_up:
             # Its threads would keep the interpreter from ending, or be ended in the middle of native code.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):  # A log may be on a full disk.
+                    stream.flush()
             os._exit(life.exit_code)
         return life.exit_code
 

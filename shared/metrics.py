@@ -69,9 +69,18 @@ def declare(kind: Kind, name: str, documentation: str, labels: tuple[str, ...] =
     return facts
 
 
-def counter(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
-    """Declare a counter and return it, registered under its name without ``_total``, which Prometheus appends."""
-    return Counter(declare("counter", name, documentation, labels).name, documentation, labels, registry=REGISTRY)
+def counter(
+    name: str, documentation: str, labels: tuple[str, ...] = (), known: Iterable[tuple[str, ...]] = ()
+) -> Counter:
+    """Declare a counter and return it, registered under its name without ``_total``, which Prometheus appends.
+
+    The series with ``known`` values of the labels are there from the start, at 0: to Prometheus, a series that begins
+    at 1 has not increased, so an alert would miss the first event.
+    """
+    made = Counter(declare("counter", name, documentation, labels).name, documentation, labels, registry=REGISTRY)
+    for values in known:
+        made.labels(*values)
+    return made
 
 
 def gauge(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Gauge:

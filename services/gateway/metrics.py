@@ -5,9 +5,10 @@ from __future__ import annotations
 from services.gateway.assembly import Assembly, Placement
 from services.gateway.pending import Choice, Generation
 from shared.messages.tokens import Usage
-from shared.metrics import counter, gauge, histogram
+from shared.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
 
 _TOKEN_COUNTS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_REQUEST_BUCKETS_S = (*LATENCY_BUCKETS_S, 120.0, 300.0, 600.0, 1200.0, 1800.0)  # A request may live for half an hour.
 
 HTTP_REQUESTS = counter("http_requests", "HTTP responses", ("route", "method", "status"))
 IN_FLIGHT = gauge("num_requests_in_flight", "Choices in progress at this gateway")
@@ -15,14 +16,30 @@ CONNECTIONS_OPEN = gauge("http_requests_open", "HTTP requests being answered")
 REQUEST_SUCCESS = counter("request_success", "Choices that ended well", ("finished_reason",))
 RESPONSES_NOT_KEPT = counter("responses_not_kept", "Responses that should have been kept and were not", ("reason",))
 REQUEST_FAILURE = counter("request_failure", "Choices that ended with an error", ("code",))
-TIME_TO_FIRST_TOKEN = histogram("time_to_first_token_seconds", "From submission to the first token at the gateway")
+TIME_TO_FIRST_TOKEN = histogram(
+    "time_to_first_token_seconds", "From submission to the first token at the gateway", buckets=_REQUEST_BUCKETS_S
+)
 INTER_TOKEN_LATENCY = histogram("inter_token_latency_seconds", "Between two messages with tokens of one choice")
-E2E_LATENCY = histogram("e2e_request_latency_seconds", "From submission to the end of a choice")
-QUEUE_TIME = histogram("request_queue_time_seconds", "From a choice's storage in the stream to its arrival at a worker")
-PREFILL_TIME = histogram("request_prefill_time_seconds", "From the step of a choice's first chunk to its first token")
-DECODE_TIME = histogram("request_decode_time_seconds", "From a choice's first token at the gateway to its last")
+E2E_LATENCY = histogram(
+    "e2e_request_latency_seconds", "From submission to the end of a choice", buckets=_REQUEST_BUCKETS_S
+)
+QUEUE_TIME = histogram(
+    "request_queue_time_seconds",
+    "From a choice's storage in the stream to its arrival at a worker",
+    buckets=_REQUEST_BUCKETS_S,
+)
+PREFILL_TIME = histogram(
+    "request_prefill_time_seconds",
+    "From the step of a choice's first chunk to its first token",
+    buckets=_REQUEST_BUCKETS_S,
+)
+DECODE_TIME = histogram(
+    "request_decode_time_seconds", "From a choice's first token at the gateway to its last", buckets=_REQUEST_BUCKETS_S
+)
 INFERENCE_TIME = histogram(
-    "request_inference_time_seconds", "From the step of a choice's first chunk to its last token"
+    "request_inference_time_seconds",
+    "From the step of a choice's first chunk to its last token",
+    buckets=_REQUEST_BUCKETS_S,
 )
 TIME_PER_OUTPUT_TOKEN = histogram(
     "request_time_per_output_token_seconds", "Time of a choice from its first token on, per further token"

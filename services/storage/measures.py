@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from shared import metrics
 
 COPIED_BYTES = metrics.counter("storage_copied_bytes", "KV bytes copied and sealed", ("direction",))
@@ -32,7 +34,20 @@ TIER_LATENCY = metrics.histogram(
     "storage_tier_latency_seconds", "Time of one read or write of a blob", ("tier", "direction")
 )
 TIER_FAILURES = metrics.counter("storage_tier_failures", "Times that a tier failed or was left out", ("tier",))
-BAD_CHUNKS = metrics.counter("storage_bad_chunks", "Chunks that failed verification", ("tier", "reason"))
+BAD_TIERS = ("disk", "remote", "pool", "lender")
+"""Where chunks turn out to be bad: the tiers, this node's host pool, and another node's."""
+BAD_REASONS = (
+    "header_checksum", "integrity_error", "not_a_chunk", "sealed", "tells_tokens", "truncated", "unknown_version",
+    "vanished", "wrong_checksum", "wrong_dtype", "wrong_geometry", "wrong_identity", "wrong_key", "wrong_layout",
+    "wrong_namespace", "wrong_tokens",
+)  # fmt: skip
+"""Codes of an IntegrityError, and ``tells_tokens`` for chunks whose names reveal their tokens."""
+BAD_CHUNKS = metrics.counter(
+    "storage_bad_chunks",
+    "Chunks that failed verification",
+    ("tier", "reason"),
+    known=product(BAD_TIERS, BAD_REASONS),
+)
 DISK_BYTES = metrics.gauge("storage_disk_bytes", "Bytes of chunks on the disk or in flight to it")
 DISK_QUOTA = metrics.gauge("storage_disk_quota_bytes", "Bytes that the disk may hold")
 DISK_CHUNKS = metrics.gauge("storage_disk_chunks", "Chunks on the disk")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import nats.errors
 import pytest
 
 from shared.bus.access import from_urls
-from shared.bus.client import Client, Transport
+from shared.bus.client import Client, Transport, denied_subject
 from shared.bus.connection import RECONNECT_MOST_S, reconnect_delay_s
 from shared.bus.nats_bus import NatsBus, connect
 from shared.bus.protocol import Delivery, StreamLimits
 from shared.errors import Unavailable
+from shared.metrics import REGISTRY
 from tests.nats_server import NatsServer
 from thermocline.supervisor.ports import free_port
 
@@ -26,6 +28,15 @@ def test_reconnect_wait_grows_is_spread_and_bounded() -> None:
     assert shortest[1] == 2 * shortest[0]
     assert max(longest) == RECONNECT_MOST_S
     assert all(least * 2 == most for least, most in zip(shortest, longest, strict=True))
+
+
+@pytest.mark.parametrize("verb", ["Publish", "Subscription"])
+def test_denied_subjects_are_counted_from_0(verb: str) -> None:
+    """The series of both verbs are there before the broker denies anything, so that an alert sees the first time."""
+    denied = denied_subject(nats.errors.Error(f'nats: permissions violation for {verb} to "tc.in.cell"'))
+    assert denied is not None
+
+    assert REGISTRY.get_sample_value("thermocline_bus_permissions_denied_total", {"verb": denied[0]}) is not None
 
 
 async def test_connect_gives_up_in_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.gateway import metrics
 from services.gateway.config import GatewayConfig
 from tests.unit.gateway.running_gateway import running_gateway
 
@@ -51,3 +52,21 @@ def test_what_takes_the_admin_key_needs_one() -> None:
     """A gateway that could show its metrics to nobody does not start, and says why."""
     with pytest.raises(ValueError, match="--api-metrics admin needs --admin-key"):
         GatewayConfig(model="m", api_metrics="admin")
+
+
+def test_times_of_requests_are_told_apart_to_half_an_hour() -> None:
+    """A request may live that long: with buckets up to a minute, every slow percentile was a minute."""
+    whole = (
+        metrics.TIME_TO_FIRST_TOKEN,
+        metrics.E2E_LATENCY,
+        metrics.QUEUE_TIME,
+        metrics.PREFILL_TIME,
+        metrics.DECODE_TIME,
+        metrics.INFERENCE_TIME,
+    )
+    bounds = [
+        [float(sample.labels["le"]) for family in time.collect() for sample in family.samples if "le" in sample.labels]
+        for time in whole
+    ]
+
+    assert all(found[-7:] == [60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, float("inf")] for found in bounds)

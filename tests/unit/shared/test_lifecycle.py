@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -91,3 +94,33 @@ async def test_a_process_that_stops_already_waits_for_nothing() -> None:
         await life.in_thread(end.wait)
     assert life.has_given_up
     end.set()
+
+
+def test_output_without_room_does_not_change_how_a_process_ends() -> None:
+    """A process that gives its start up flushes its streams first, and ends as asked where they cannot be written."""
+    program = """
+import contextlib
+import sys
+import threading
+from shared import logs
+from shared.lifecycle import run_process
+
+async def main(life):
+    with contextlib.suppress(OSError):
+        print("lost", file=sys.stderr)
+    life.stop()
+    await life.in_thread(threading.Event().wait)
+
+logs.configure("worker", "w1")
+raise SystemExit(run_process("worker", main))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        arguments = [sys.executable, "-c", program]
+        ended = subprocess.run(arguments, stderr=writer, env=environment, check=False, timeout=60)
+    finally:
+        os.close(writer)
+
+    assert ended.returncode == 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from services.storage import measures
 from services.storage.chunk_format import FIXED_BYTES, blob_nbytes, header_nbytes, payload_view, write_header
 from services.storage.chunk_payload import hash_payload
 from services.storage.chunk_reading import verify_chunk
@@ -194,3 +198,18 @@ def _same_tokens(chunk: MadeChunk, geometry: KvGeometry) -> MadeChunk:
         checksums=hash_payload(payload_view(blob, geometry), geometry, chunk.header.identities),
     )
     return MadeChunk(header, blob)
+
+
+def test_every_code_is_counted_from_0() -> None:
+    """Codes that the storage gives an IntegrityError are those whose series are there before a chunk is bad."""
+    folder = Path(measures.__file__).parent
+    calls = [
+        ast.unparse(node)
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    named = {found[1] for call in calls if (found := re.match(r"IntegrityError\(.*code='(\w+)'\)$", call))}
+    wrong = {f"wrong_{found[1]}" for call in calls if (found := re.match(r"_wrong\('(\w+)'", call))}
+
+    assert named | wrong | {IntegrityError.code, "tells_tokens"} == set(measures.BAD_REASONS)
