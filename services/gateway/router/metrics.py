@@ -17,5 +17,5 @@ SUMMARY_AGE = gauge("router_summary_age_seconds", "Time since a cell's last repo
 CHOICE_TIME = histogram("router_choice_time_seconds", "Reading a body's head and choosing a cell")
 TIME_TO_HEAD = histogram("router_time_to_first_byte_seconds", "From a request's body to the first byte of its answer")
 
-OWN_FAMILIES = ("router_", "listener_", "bus_")
+OWN_FAMILIES = ("router_", "listener_", "bus_", "log_")
 """Prefixes of a router's metrics. Others belong to modules that it shares with gateways, and stay at 0 here."""
