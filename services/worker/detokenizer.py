@@ -7,7 +7,8 @@ Both follow from knowing what the tokenizer's decoder does instead of decoding w
 * chains of ``Replace``, ``ByteFallback``, ``Fuse``, ``Strip`` and ``Metaspace`` (Llama 2, Gemma, Phi-3, T5, ...):
   every token is a piece of text or one byte. A run of bytes is text only if the whole run is valid UTF-8, so it
   is withheld until the run ends.
-* anything else decodes a short window of tokens, whose left edge keeps the context that spaces depend on.
+* anything else decodes a short window of tokens, whose left edge keeps the context that spaces depend on. A run of
+  bytes is withheld there, too.
 
 The reference is ``tokenizers.Tokenizer.decode`` (no clean-up of spaces, which would change the model's text).
 """
@@ -56,6 +57,7 @@ class Vocabulary:
         self._is_byte_level = [link["type"] for link in links] == ["ByteLevel"]
         if not self._is_byte_level:
             self._chain = _Chain.parse(links)
+        self._has_fallback = any(link["type"] == "ByteFallback" for link in links)
         self._pieces: dict[int, str | None] = {}
         self._bytes: dict[int, bytes] = {}
 
@@ -81,13 +83,18 @@ class Vocabulary:
             return _ByteStream(self._token_bytes, hidden)
         if self._chain is not None:
             return _PieceStream(self._piece, hidden, self._chain)
-        return _WindowStream(self._decode, hidden)
+        return _WindowStream(self._decode, self._is_within_run, hidden)
 
     def _piece(self, token: int) -> str | None:
         """Return the vocabulary's piece; None for a number without a token, which decodes to nothing."""
         if token not in self._pieces:
             self._pieces[token] = self._tokenizer.id_to_token(token)
         return self._pieces[token]
+
+    def _is_within_run(self, token: int) -> bool:
+        """Return whether a run of bytes may go on behind the token; a number without a token ends none."""
+        piece = self._piece(token)
+        return self._has_fallback and (piece is None or _fallback_byte(piece) is not None)
 
     def _token_bytes(self, token: int) -> bytes:
         known = self._bytes.get(token)
@@ -208,8 +215,11 @@ class _PieceStream:
 class _WindowStream:
     """Any other decoder: decode the tokens since the last complete text, with that text's tokens before them."""
 
-    def __init__(self, decode: Callable[[list[int]], str], hidden: frozenset[int]) -> None:
+    def __init__(
+        self, decode: Callable[[list[int]], str], is_within_run: Callable[[int], bool], hidden: frozenset[int]
+    ) -> None:
         self._decode = decode
+        self._is_within_run = is_within_run
         self._hidden = hidden
         self._window: list[int] = []
         self._context = 0  # Leading tokens of the window that have been shown.
@@ -219,6 +229,8 @@ class _WindowStream:
         if token in self._hidden:
             return ""
         self._window.append(token)
+        if self._is_within_run(token):
+            return ""
         text = self._decode(self._window)
         pending = len(self._window) - self._context
         if (text.endswith(REPLACEMENT) and pending < PENDING_TOKENS) or len(text) <= len(self._shown):

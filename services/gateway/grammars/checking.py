@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Final
 
 from llguidance import LLTokenizer
 
 from services.gateway.grammars.conjunctions import MAX_CONJUNCTS, lark_conjuncts
 from services.gateway.grammars.requested import Asked
-from services.gateway.grammars.schemas import check_schema
+from services.gateway.grammars.schemas import schemas_in_lark
 from shared.errors import InvalidRequest, Unavailable
 from shared.grammars import compile_grammar, compiling_thread, token_table
 from shared.messages.requests import Grammar
@@ -104,13 +103,5 @@ def check_lark(lark: str) -> None:
     """Check a Lark grammar's intersections and the schemas behind its ``%json``. Raises InvalidRequest."""
     if lark_conjuncts(lark) > MAX_CONJUNCTS:
         raise InvalidRequest(f"a grammar may have at most {MAX_CONJUNCTS} of & and ~")
-    decoder, place = json.JSONDecoder(), 0
-    while (place := lark.find("%json", place)) >= 0:
-        place += len("%json")
-        start = place + len(lark[place:]) - len(lark[place:].lstrip())
-        try:
-            schema: Any = decoder.raw_decode(lark, start)[0]
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"%json is followed by no JSON: {error}") from error
-        if isinstance(schema, dict):
-            check_schema(schema, param="")
+    for _ in schemas_in_lark(lark, param=""):
+        pass

@@ -6,12 +6,11 @@ take 6 ms, fourteen 1.2 s and 300 MB.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-
-import msgspec
 
 MAX_CONJUNCTS: Final = 8
 
@@ -43,12 +42,12 @@ def schema_conjuncts(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) ->
     everything = list(parts)
     counted = _Counter(schema, everything)
     largest = max(map(counted.of, everything))
-    if not any(_merges(part) for part in everything):
+    if not any(merges(part) for part in everything):
         return largest
-    by_name: dict[str, dict[bytes, int]] = defaultdict(dict)
+    by_name: dict[str, dict[str, int]] = defaultdict(dict)
     for part in everything:
         for name, inner in _named(part):
-            by_name[name][msgspec.json.encode(inner)] = counted.of(inner)
+            by_name[name][json.dumps(inner)] = counted.of(inner)
     anywhere = sum(by_name.pop("*", {}).values())
     return max([largest, anywhere, *(anywhere + sum(each.values()) for each in by_name.values())])
 
@@ -87,7 +86,7 @@ def _own(schema: Mapping[str, Any]) -> int:
     return ("pattern" in schema) + ("format" in schema) + any(name in schema for name in _LENGTHS)
 
 
-def _merges(schema: Mapping[str, Any]) -> bool:
+def merges(schema: Mapping[str, Any]) -> bool:
     """Return whether several schemas apply to one instance here, which llguidance merges."""
     if len(_list(schema, "allOf")) > 1 or "patternProperties" in schema:
         return True

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
-from services.gateway.grammars.schemas import json_schema_grammar
+from services.gateway.grammars.schemas import json_schema_grammar, lark_with_kept_schemas
 from services.gateway.openai_schema.sampling import SamplingFields, StructuredOutputs
 from shared.errors import InvalidRequest
 from shared.messages.requests import MAX_GRAMMAR_BYTES, Grammar
 
 ANY_OBJECT: Final = {"type": "object"}
+
+_NUMBERED: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +127,24 @@ def choice_grammar(choices: Sequence[str]) -> Grammar:
 def written_grammar(text: str, *, param: str) -> Grammar:
     """Return a grammar written in Lark's syntax, or in that of GBNF (``root ::= ...``), which is translated.
 
-    Raises InvalidRequest for one that is too long or in neither syntax.
+    Raises InvalidRequest for one that is too long, in neither syntax, or with a schema that cannot be enforced.
     """
     if len(text) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes", param=param)
     try:
-        return Grammar(kind="lark", text=any_to_lark(text))
+        lark: str = any_to_lark(text if is_lark_syntax(text) else _NUMBERED.sub(_character, text))
     except Exception as error:  # The translation raises plain Exceptions, and Python's own errors.
         raise InvalidRequest(f"the grammar is neither Lark nor GBNF: {str(error)[:400]}", param=param) from error
+    return Grammar(kind="lark", text=lark_with_kept_schemas(lark, param=param))
+
+
+def _character(escape: re.Match[str]) -> str:
+    """Return a character of GBNF in place of its number; the translation loses the zeros of one with four or eight."""
+    digits = escape[1] or escape[2]
+    code = int(digits, 16) if digits else 0
+    if not digits or 0xD800 <= code < 0xE000 or code > sys.maxunicode:
+        return escape[0]
+    return chr(code) if code >= 0x80 else f"\\x{code:02x}"
 
 
 def _quoted(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -10,6 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from services.gateway.grammars.conjunctions import MAX_CONJUNCTS, schema_conjuncts
+from services.gateway.grammars.patterns import kept_pattern
+from services.gateway.grammars.references import is_endless, schema_parts
+from services.gateway.grammars.values import narrow_fault, value_faults
 from shared.errors import InvalidRequest
 from shared.grammars import JSON_OPTIONS
 from shared.messages.requests import MAX_GRAMMAR_BYTES, Grammar
@@ -25,9 +30,21 @@ counts to it. 10,000 takes 50 ms and 1,000,000 takes 4 s.
 _IGNORED: Final = ("additionalItems", "divisibleBy", "disallow", "extends")
 """Keywords of old drafts that llguidance ignores."""
 
-_SCHEMAS_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_SCHEMAS: Final = ("items", "additionalProperties")
+_KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "type": (str, list),
+    "properties": dict,
+    "patternProperties": dict,
+    "required": list,
+    "enum": list,
+    "allOf": list,
+    "anyOf": list,
+    "oneOf": list,
+    "pattern": str,
+    "format": str,
+    "minLength": (int, float),
+    "maxLength": (int, float),
+}
+_SCHEMA_IN_LARK: Final = "%json"
 
 
 def json_schema_grammar(schema: object, *, param: str) -> Grammar:
@@ -48,31 +65,85 @@ def json_rule(schema: object, *, param: str) -> str:
     return f"%json {msgspec.json.encode({**checked, 'x-guidance': JSON_OPTIONS}).decode()}"
 
 
-def check_schema(schema: object, *, param: str) -> Mapping[str, Any]:
+def check_schema(schema: object, *, param: str) -> dict[str, Any]:
     """Return the schema if llguidance ignores nothing in it and can compile it. Raises InvalidRequest."""
     if not isinstance(schema, dict):
         raise InvalidRequest("a JSON schema must be an object", param=param)
     if _nesting(schema) > MAX_NESTING:
         raise InvalidRequest(f"a JSON schema may have at most {MAX_NESTING} levels", param=param)
-    parts, multiple = list(_parts(schema)), 1
-    if schema_conjuncts(schema, parts) > MAX_CONJUNCTS:
-        raise InvalidRequest(
-            f"at most {MAX_CONJUNCTS} patterns, formats and lengths may apply to a string at once",
-            param=param,
-            code="unsupported_schema",
-        )
+    parts, multiple = schema_parts(schema, param=param), 1
+    _check_whole(schema, parts, param)
     for part in parts:
         for fault in _faults(part):
-            raise InvalidRequest(fault, param=param, code="unsupported_schema")
+            raise _refusal(fault, param)
+        _keep_patterns(part, param)
         if (step := _step(part)) is not None:
             multiple = math.lcm(multiple, step)
             if multiple > MAX_MULTIPLE:
-                raise InvalidRequest(
-                    f"multipleOf: the least common multiple is above {MAX_MULTIPLE}",
-                    param=param,
-                    code="unsupported_schema",
-                )
+                raise _refusal(f"multipleOf: the least common multiple is above {MAX_MULTIPLE}", param)
+    if (narrow := narrow_fault(parts)) is not None:
+        raise _refusal(narrow, param)
     return schema
+
+
+def lark_with_kept_schemas(lark: str, *, param: str) -> str:
+    """Return a Lark grammar in which the patterns of the schemas behind ``%json`` have the form that can be kept to.
+
+    Raises InvalidRequest, as :func:`check_schema` does.
+    """
+    kept, place = list[str](), 0
+    for start, end, schema in schemas_in_lark(lark, param=param):
+        if start >= place and (changed := _with_kept_patterns(schema, param)) != schema:
+            kept += [lark[place:start], json.dumps(changed).replace("%", "\\u0025")]
+            place = end
+    return "".join(kept) + lark[place:]
+
+
+def schemas_in_lark(lark: str, *, param: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield the beginning, the end and the value of each schema behind ``%json``, checked. Raises InvalidRequest."""
+    decoder, place = json.JSONDecoder(), 0
+    while (place := lark.find(_SCHEMA_IN_LARK, place)) >= 0:
+        place += len(_SCHEMA_IN_LARK)
+        start = place + len(lark[place:]) - len(lark[place:].lstrip())
+        try:
+            schema, end = decoder.raw_decode(lark, start)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"%json is followed by no JSON: {error}", param=param) from error
+        if isinstance(schema, dict):
+            check_schema(schema, param=param)
+            yield start, end, schema
+
+
+def _check_whole(schema: dict[str, Any], parts: list[dict[str, Any]], param: str) -> None:
+    """Check how the parts of a schema apply and refer to one another. Raises InvalidRequest."""
+    try:
+        conjuncts = schema_conjuncts(schema, parts)
+    except RecursionError as error:
+        raise _refusal("$ref: too many references lead from one to the next", param) from error
+    if conjuncts > MAX_CONJUNCTS:
+        raise _refusal(f"at most {MAX_CONJUNCTS} patterns, formats and lengths may apply to a string at once", param)
+    if is_endless(schema, parts, param=param):
+        raise _refusal("a schema that requires itself has only endless values", param)
+
+
+def _with_kept_patterns(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a copy of a checked schema whose patterns have the form that can be kept to."""
+    kept = copy.deepcopy(schema)
+    for part in schema_parts(kept, param=param):
+        part |= _keep_patterns(part, param)
+    return kept
+
+
+def _keep_patterns(part: Mapping[str, Any], param: str) -> dict[str, Any]:
+    """Return the keywords of one schema that hold patterns, in the form that can be kept to. Raises InvalidRequest."""
+    kept: dict[str, Any] = {}
+    if isinstance(pattern := part.get("pattern"), str):
+        kept["pattern"] = kept_pattern(pattern, param=param)
+    if isinstance(named := part.get("patternProperties"), dict):
+        kept["patternProperties"] = {kept_pattern(name, param=param): inner for name, inner in named.items()}
+        if len(kept["patternProperties"]) < len(named):
+            raise _refusal("patternProperties: two patterns differ only in U+0000", param)
+    return kept
 
 
 def _checked(schema: object, param: str) -> str:
@@ -85,11 +156,15 @@ def _checked(schema: object, param: str) -> str:
             raise InvalidRequest(f"the schema is no JSON: {error}", param=param) from error
     checked = check_schema(schema, param=param)
     if "x-guidance" in checked:
-        raise InvalidRequest("x-guidance cannot be set here", param=param, code="unsupported_schema")
-    text = msgspec.json.encode(checked)
+        raise _refusal("x-guidance cannot be set here", param)
+    text = msgspec.json.encode(_with_kept_patterns(checked, param))
     if len(text) > MAX_GRAMMAR_BYTES:
         raise _too_long(param)
     return text.decode()
+
+
+def _refusal(fault: str, param: str) -> InvalidRequest:
+    return InvalidRequest(fault, param=param, code="unsupported_schema")
 
 
 def _too_long(param: str) -> InvalidRequest:
@@ -106,24 +181,13 @@ def _nesting(value: object) -> int:
     return level
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all schemas in it, but no values that only look like one, as in ``enum`` or ``default``."""
-    waiting: list[object] = [schema]
-    while waiting:
-        part = waiting.pop()
-        if not isinstance(part, dict):
-            continue
-        yield part
-        for name in _SCHEMAS_BY_NAME:
-            if isinstance(part.get(name), dict):
-                waiting += part[name].values()
-        for name in _LISTS_OF_SCHEMAS:
-            if isinstance(part.get(name), list):
-                waiting += part[name]
-        waiting += [part[name] for name in _SCHEMAS if name in part]
-
-
 def _faults(part: Mapping[str, Any]) -> Iterator[str]:
+    for name, kind in _KINDS.items():
+        if name in part and not isinstance(part[name], kind):
+            yield f"{name} has a value of another kind"
+    for name in ("type", "required"):
+        if isinstance(part.get(name), list) and not all(isinstance(each, str) for each in part[name]):
+            yield f"{name} must list strings"
     for name in _IGNORED:
         if name in part:
             yield f"{name} is not supported"
@@ -137,6 +201,7 @@ def _faults(part: Mapping[str, Any]) -> Iterator[str]:
         1, len(set(map(str, required))) if isinstance(required, list) else 0
     ):
         yield "minProperties is supported up to 1, or up to the number of required keys: a key may occur twice"
+    yield from value_faults(part)
 
 
 def _step(part: Mapping[str, Any]) -> int | None:

@@ -11,14 +11,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from services.gateway.grammars.references import target
 from services.gateway.grammars.requested import ANY_OBJECT
 from services.gateway.grammars.schemas import check_schema, json_rule
-from services.gateway.replies.parameter_types import STRING, allowed_types, json_value, resolved
+from services.gateway.replies.parameter_types import STRING, allowed_types, json_value
 from services.gateway.replies.tagged_scanner import PARAMETER, PARAMETER_END
 from shared.errors import InvalidRequest
 
 MAX_PARAMETERS: Final = 64
 """Limit on undeclared parameters of one call."""
+
+MAX_REFERENCES: Final = 32
+"""Limit on references that lead from one to the next."""
 
 _NOTES: Final = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "x-guidance"}
@@ -45,7 +49,7 @@ class TaggedArguments:
         """Make the rules. Raises InvalidRequest, which names ``param``, for a schema that cannot be enforced."""
         self.lines: list[str] = []
         self._name, self._param = name, param
-        self._root = schema if schema is ANY_OBJECT else check_schema(schema, param=param)
+        self._root: dict[str, Any] = {**ANY_OBJECT} if schema is ANY_OBJECT else check_schema(schema, param=param)
         if extra := sorted(self._root.keys() - _OF_ROOT):
             raise self._refusal(f"{extra[0]} of an object")
         declared = self._root.get("properties", {})
@@ -73,15 +77,17 @@ class TaggedArguments:
 
     def _value(self, schema: object) -> str:
         """Return a rule of a parameter's text and its end."""
-        schema = resolved(schema, self._root)
+        schema = self._target(schema)
         if not isinstance(schema, Mapping):
             return self._text()
         while "allOf" in schema and len(schema["allOf"]) == 1 and schema.keys() - _NOTES == {"allOf"}:
-            schema = resolved(schema["allOf"][0], self._root)
+            schema = self._target(schema["allOf"][0])
             if not isinstance(schema, Mapping):
                 return self._text()
         types = allowed_types(schema, self._root)
         if "enum" in schema or "const" in schema:
+            if len(beside := sorted(schema.keys() - _NOTES - {"type"})) > 1:
+                raise self._refusal(f"{beside[0]} beside {beside[1]}")
             return self._one_of([schema["const"]] if "const" in schema else schema["enum"], types)
         if "string" not in types:
             return self._json(schema)
@@ -89,10 +95,21 @@ class TaggedArguments:
             return self._string(schema)
         branches = schema.get("anyOf") or schema.get("oneOf")
         if branches and len(schema.keys() - _NOTES) == 1:
-            return self._either([resolved(branch, self._root) for branch in branches])
+            return self._either([self._target(branch) for branch in branches])
         if schema.keys() - _NOTES - {"type"}:
             raise self._refusal("a parameter that may be a string or something else")
         return self._text()
+
+    def _target(self, schema: object) -> object:
+        """Return what a chain of references leads to. Raises InvalidRequest where one has more to say."""
+        link = schema
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(link, dict) or "$ref" not in link:
+                return link
+            if beside := sorted(link.keys() - _NOTES - {"$ref", "$defs", "definitions"}):
+                raise self._refusal(f"{beside[0]} beside $ref")
+            link = target(self._root, link["$ref"], param=self._param)
+        raise self._refusal(f"a chain of more than {MAX_REFERENCES} references")
 
     def _either(self, branches: list[object]) -> str:
         """Return a rule for one of several schemas, some of them strings.
@@ -114,6 +131,8 @@ class TaggedArguments:
     def _one_of(self, values: list[Any], types: frozenset[str]) -> str:
         ways = []
         for value in values:
+            if isinstance(value, str) and "string" not in types:
+                raise self._refusal("a value of another type")
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             if PARAMETER_END in text or json.loads(json_value(text, types)) != value:
                 raise self._refusal("a value that its text does not tell from another")
@@ -150,7 +169,7 @@ class TaggedArguments:
 
     def _json(self, schema: Mapping[str, Any]) -> str:
         known = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        keyword, _, text = json_rule({**schema, **known}, param=self._param).partition(" ")
+        keyword, _, text = json_rule(dict(schema) | known, param=self._param).partition(" ")
         rule = f"{self._name}_j{len(self.lines)}"
         self.lines.append(f"{rule}: {keyword} " + text.replace("%", "\\u0025"))
         return f'{rule} "{self._end}"'

@@ -13,9 +13,14 @@ PATTERNS = (
     "[0-9]",
     r"^#[0-9a-f]{6}$",
     r"^v\d+\.\d+$",
+    '^[^"]{1,3}$',
+    r"^x[^-<>\\]?y$",
+    r"^[^\w\s]$",
+    r"^[\x00-\x21]{2}$",
+    r"^a\x01?b\x1f$",
 )
 FORMATS = ("date", "date-time", "time", "ipv4", "uuid", "email")
-WORDS = ("red", "light green", "Größe", 'quo"te', "a/b", "back\\slash", "日本", "")
+WORDS = ("red", "light green", "Größe", 'quo"te', "a/b", "back\\slash", "日本", "", "bell\a", "line\n")
 
 
 class SchemaDraw:
@@ -62,7 +67,9 @@ class SchemaDraw:
             low = self._random.randrange(-50, 50)
             drawn[self._random.choice(["minimum", "exclusiveMinimum"])] = low
             if self._random.random() < 0.6:
-                drawn[self._random.choice(["maximum", "exclusiveMaximum"])] = low + self._random.randrange(2, 200)
+                apart = self._random.choice([0.5, 0.5, 1.25, self._random.randrange(2, 200)])
+                apart = max(apart, 2) if drawn["type"] == "integer" else apart
+                drawn[self._random.choice(["maximum", "exclusiveMaximum"])] = low + apart
         elif self._random.random() < 0.4:
             drawn = {"type": "integer", "multipleOf": self._random.choice([2, 5, 7, 10])}
         return drawn

@@ -72,6 +72,18 @@ def test_a_character_of_several_tokens_comes_in_one_piece(kind: str) -> None:
     assert not any(REPLACEMENT in piece for piece in out)
 
 
+@pytest.mark.parametrize("kind", ["bytes_before_strip", "bytes_before_metaspace"])
+def test_bytes_are_withheld_until_their_run_ends(kind: str) -> None:
+    """One that is no character turns all of its run into replacements; a number without a token ends no run."""
+    tokenizer = tokenizer_of(kind)
+    run = [present(tokenizer.token_to_id(piece)) for piece in ["<0x61>", "<0xFF>"]]
+    tokens = [run[0], tokenizer.get_vocab_size(), run[1], present(tokenizer.token_to_id("b"))]
+
+    out = pieces_of(kind, tokens)
+
+    assert out == ["", "", "", 2 * REPLACEMENT + "b", ""]
+
+
 def test_half_a_character_is_replaced_only_at_the_end() -> None:
     """A character that never becomes whole is withheld until the answer is over."""
     tokens = [present(tokenizer_of("byte_level").token_to_id(piece)) for piece in ["b", "ä", "½"]]

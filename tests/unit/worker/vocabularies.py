@@ -15,6 +15,9 @@ SENTENCE_PIECES = [
 _LLAMA = decoders.Sequence(
     [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 )
+_STRIPPED_BYTES = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Strip(" ", 1, 0), decoders.Fuse()]
+)
 _GEMMA = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 KINDS: dict[str, tuple[list[str], Any]] = {
@@ -22,6 +25,8 @@ KINDS: dict[str, tuple[list[str], Any]] = {
     "byte_level_in_a_sequence": (BYTE_LEVEL_PIECES, decoders.Sequence([decoders.ByteLevel()])),
     "llama_sentencepiece": (SENTENCE_PIECES, _LLAMA),
     "gemma_sentencepiece": (SENTENCE_PIECES, _GEMMA),
+    "bytes_before_strip": (SENTENCE_PIECES, _STRIPPED_BYTES),
+    "bytes_before_metaspace": (SENTENCE_PIECES, decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])),
     "metaspace": (SENTENCE_PIECES, decoders.Metaspace()),
     "metaspace_without_prefix": (SENTENCE_PIECES, decoders.Metaspace(prepend_scheme="never")),
     "wordpiece": (["a", "##b", "c", ".", ",", "n't"], decoders.WordPiece()),

@@ -25,7 +25,7 @@ HALVES: dict[str, Any] = {"a": {"allOf": MANY[:5]}, "b": {"allOf": MANY[5:], "ma
         {"$ref": "#/$defs/a", "allOf": [{"$ref": "#/$defs/b"}], "$defs": HALVES},
         {"$ref": "#/$defs/c", "$defs": {**HALVES, "c": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}}},
         {"properties": {"a": {"allOf": MANY[:5]}}, "patternProperties": {"^a$": {"allOf": MANY[5:]}}},
-        {"allOf": [{"$ref": "#named"}], "$defs": {"a": {"$anchor": "named", "allOf": MANY}}},
+        {"allOf": [{"$ref": "#/named/0"}], "named": [{"allOf": MANY}]},
     ],
 )
 def test_too_many_patterns_of_one_string_are_refused(schema: dict[str, Any]) -> None:

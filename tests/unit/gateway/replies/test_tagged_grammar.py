@@ -15,7 +15,13 @@ from shared.errors import InvalidRequest
 from tests.unit.gateway.replies import families
 from tests.unit.gateway.replies.test_reply_grammar import Cell, ask
 
-DEFS = {"$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}}}
+DEFS = {
+    "$defs": {
+        "point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]},
+        "short": {"type": "string", "maxLength": 3},
+        "shorter": {"$ref": "#/$defs/short", "minLength": 2, "maxLength": 2},
+    }
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +60,14 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"type": "string", "format": "date-time"}, ["2026-11-28T01:02:03Z"], ["2026-11-28"]),
     ({"enum": ["one", "two\n", 3, None]}, ["one", "two\n", "3", "null"], ["", "two", "4"]),
     ({"const": "x"}, ["x"], ["", "y"]),
+    ({"type": "integer", "enum": [1, 2], "title": "t"}, ["1"], ["3", "x"]),
     ({"type": "integer", "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "x", "3.5", '"3"', ""]),
     ({"type": "boolean"}, ["true", "false"], ["True", "1"]),
     ({"type": ["number", "null"]}, ["1.5", "null"], ["x", '"x"']),
     ({"type": "array", "items": {"type": "string"}}, ["[]", '["</parameter>"]'], ["[1]", "x"]),
     ({"$ref": "#/$defs/point"}, ['{"x": 1}'], ["{}", "x"]),
     ({"allOf": [{"$ref": "#/$defs/point"}]}, ['{"x": 1}'], ["{}"]),
+    ({"$ref": "#/$defs/short", "title": "t"}, ["abc"], ["abcd"]),
     ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["null", "x", "", "1"], []),
     ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, ["null", "x"], ["xyz"]),
     ({"anyOf": [{"type": "string"}, {"type": "integer"}], "default": 1}, ["1", "x"], []),
@@ -90,6 +98,22 @@ def test_what_is_let_through_is_valid(schema: dict[str, Any], good: list[str], b
         {"enum": ["</parameter>"]},
         {"type": "string", "pattern": "^a|b$"},
         {"type": "string", "contentEncoding": "base64"},
+        {"type": "integer", "enum": [1, 2, 3], "minimum": 2},
+        {"type": "string", "enum": ["a", "bb"], "minLength": 2},
+        {"const": "x", "enum": ["y"]},
+        {"type": "integer", "const": "x"},
+        {"type": "string", "enum": ["x", 1]},
+        {"type": 5},
+        {"enum": 5},
+        {"type": "string", "pattern": 5},
+        {"type": "string", "format": []},
+        {"type": "string", "minLength": "1}|.{2"},
+        {"type": "object", "required": [5]},
+        {"anyOf": 5},
+        {"allOf": {"a": 5}},
+        {"$ref": "#/$defs/point", "maxProperties": 1},
+        {"$ref": "#/$defs/short", "pattern": "^a"},
+        {"$ref": "#/$defs/shorter"},
     ],
 )
 def test_what_a_text_cannot_be_held_to_is_refused(schema: dict[str, Any], cell: Cell) -> None:
