@@ -243,7 +243,7 @@ async def test_a_cell_keeps_hidden_states_without_a_manual_step(
     model, reference = checkpoints["llama_mha"]
     figures = structs.replace(described(model, 16), figures=(FIGURE,))
     monkeypatch.setattr(measured_costs, "measure_first", lambda runner, here, *, said: figures)
-    monkeypatch.setattr(media, "disk_bytes_per_s", lambda config: 1e9 if config.measure_at_start else 0.0)
+    monkeypatch.setattr(media, "disk_bytes_per_s", lambda config, **_: 1e9 if config.measure_at_start else 0.0)
     config = settings(tmp_path / "none", tmp_path, 16, "auto", restoring="planned")
     for section in ("worker_settings", "storage_settings"):
         config[section]["measure_at_start"] = True
