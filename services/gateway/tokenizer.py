@@ -145,7 +145,6 @@ class Tokenizer:
         self.can_splice = self._backend is not None
         self.joins_exactly = bool(told) and joins_exactly(told)
         self._shapes: dict[bytes, TemplateShape] = {}
-        self._takes_parts = False
         self._takes_parts = self.has_chat_template and not self._shows("text") and self._shows([_part("text")])
         self.texts = TokenTexts(
             decode=lambda token: self.decode([token]),
