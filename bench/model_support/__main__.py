@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from bench import results_file
 from bench.model_support.group_trial import try_in_group
 from bench.model_support.rope_trials import ROPE_TRIALS
 from bench.model_support.sweep import bounded
 from bench.model_support.trial import NEW_TOKENS, Outcome, try_type
-from bench.model_support.types import with_text_part
+from bench.model_support.types import swept, with_text_part
 from services.worker.engine import text_parts
 
 
@@ -46,7 +45,7 @@ def main() -> None:
     # What this finds to be exact is what that list is made of.
     text_parts.PROVEN = frozenset(composite)
     chosen = [name for name in options.types.split(",") if name]
-    names = chosen or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *composite})
+    names = chosen or swept()
     if options.ranks > 1 and not chosen:
         # A text part is a type of its own.
         served = [name for name, row in _by_one_rank().items() if row["outcome"] == "served"]

@@ -78,6 +78,14 @@ _SIZES: dict[str, Any] = {
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
 _CONVOLVED = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
 
+# How many pairs of a head's values each of the three positions of a picture's part rotates.
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_THREE_POSITIONS = {"rope_parameters": _ROPE | {"mrope_section": [4, 2, 2]}}
+_THREE_OF_HALF = {
+    "head_dim": 16,
+    "rope_parameters": _ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+}
+
 _OF_TYPE: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
@@ -115,6 +123,57 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "dots3_note": {"per_layer_config": None},
     "dots3_note_text": {"layer_types": ["indexed_attention", "sliding_attention"], "num_hidden_layers": 2},
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"), _THREE_POSITIONS),
+    **dict.fromkeys(("glm4v_text", "glm4v_moe_text"), _THREE_OF_HALF),
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "num_hidden_layers": 2,
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1],
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+        "split_ngram_parts": 1,
+    },
+    "deepseek_v4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "head_dim": 32,
+        "num_key_value_heads": 1,
+        "partial_rotary_factor": 0.25,
+        "q_lora_rank": 24,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_n_heads": 16,  # With few heads many entries have the score 0, and which are chosen is left to chance.
+        "index_head_dim": 16,
+        "index_topk": 4,
+    },
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "num_hidden_layers": 2,
+        "mlp_layer_types": ["sparse", "sparse"],
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_block_size": 8,
+        "index_topk_blocks": 3,
+    },
+    "inkling_text": {"sliding_window_size": 24},
+    **{
+        name: {"unpadded_vocab_size": VOCAB_SIZE, "sliding_window_size": 24}
+        for name in ("inkling2_text", "inkling2_loop_text")
+    },
+    "mistral4": {
+        "num_key_value_heads": 4,
+        "qk_nope_head_dim": 8,
+        "rope_parameters": _ROPE
+        | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "mscale_all_dim": 1.0}
+        | {"max_position_embeddings": CONTEXT, "mscale": 1.0, "llama_4_scaling_beta": 0.1},
+    },
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "longcat_flash": {"head_dim": 8},
 }

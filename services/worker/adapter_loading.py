@@ -38,6 +38,7 @@ class Attached:
 
     order: AttachAdapter
     fault: str = ""
+    lacks_room: bool = False  # With a fault: it would be served if there were fewer others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +161,15 @@ class WorkerAdapters:
             if self._wanted.get(read.order.digest) is not read.order:
                 continue  # It was detached meanwhile.
             del self._wanted[read.order.digest]
-            fault = self._serve(read)
+            attached = self._serve(read)
             _log.info(
-                "adapter_refused" if fault else "adapter_attached",
+                "adapter_refused" if attached.fault else "adapter_attached",
                 digest=read.order.digest,
                 path=read.order.path,
                 nbytes=read.nbytes,
-                reason=fault,
+                reason=attached.fault,
             )
-            ended.append(Attached(read.order, fault))
+            ended.append(attached)
         return ended
 
     def serves(self, digest: str) -> bool:
@@ -206,18 +207,27 @@ class WorkerAdapters:
         if files.rank > self._bounds.most_rank:
             raise AdapterRefused(f"its rank {files.rank} is above {self._bounds.most_rank} (--max-adapter-rank)")
 
-    def _serve(self, read: _Read) -> str:
-        """Put an adapter beside the model; return why it is not served, or ""."""
+    def _serve(self, read: _Read) -> Attached:
+        """Put an adapter beside the model, if it was read and there is room."""
         if read.adapter is None:
-            return read.fault
-        if len(self._nbytes) >= self._bounds.most:
-            return f"{self._bounds.most} adapters are loaded already (--max-adapters)"
+            return Attached(read.order, read.fault)
+        fault, lacks_room = self._lack(read)
+        if not fault:
+            try:
+                self._model.put(read.adapter)
+                self._nbytes[read.order.digest] = read.nbytes
+            except AdapterRefused as error:
+                fault = error.message
+        return Attached(read.order, fault, lacks_room)
+
+    def _lack(self, read: _Read) -> tuple[str, bool]:
+        """Return why there is no room for an adapter, or "", and whether there would be without the others."""
+        # An adapter that it replaces leaves once every worker has loaded it. Its bytes are still in memory.
+        others = len(self._nbytes.keys() - {read.order.replaces})
+        if others >= self._bounds.most:
+            return f"{self._bounds.most} adapters are loaded already (--max-adapters)", self._bounds.most > 0
         room = self._bounds.most_bytes - sum(self._nbytes.values())
         if read.nbytes > room:
-            return f"it takes {read.nbytes} bytes, and {room} of {self._bounds.most_bytes} are left (--adapter-bytes)"
-        try:
-            self._model.put(read.adapter)
-        except AdapterRefused as error:
-            return error.message
-        self._nbytes[read.order.digest] = read.nbytes
-        return ""
+            told = f"it takes {read.nbytes} bytes, and {room} of {self._bounds.most_bytes} are left (--adapter-bytes)"
+            return told, read.nbytes <= self._bounds.most_bytes
+        return "", False

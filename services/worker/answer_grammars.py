@@ -7,7 +7,6 @@ admitted, while the prompt is computed; after each token the mask of the next is
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -19,13 +18,18 @@ from llguidance import LLMatcher, LLTokenizer
 
 from shared import logs
 from shared.errors import InternalError, InvalidRequest
+from shared.fair_cache import FairCache
 from shared.grammars import compile_grammar, compiling_thread, grammar_fault, token_table
 from shared.messages.requests import Grammar
 
 _log = logs.get_logger("worker")
 
-COMPILED_KEPT = 64
-"""Compiled grammars kept, the most recently used ones."""
+LIGHTEST_BYTES = 8 * 1024
+"""A shorter grammar counts as one of so many bytes."""
+
+COMPILED_BYTES = 64 * LIGHTEST_BYTES
+"""Text of the grammars that are kept compiled, of all callers together. A compiled one takes up to 130 times its text.
+"""
 
 MASK_WAIT_S = 10.0
 """Longest wait for a mask, which takes 10 ms at most (``shared.grammars``); a later one never comes."""
@@ -113,7 +117,7 @@ class AnswerGrammars:
         self._results: _Results = Future()  # Results of following the accepted tokens.
         # Used by the compiling thread only.
         self._tokens: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._compiled: FairCache[tuple[str, str], LLMatcher] = FairCache(COMPILED_BYTES)  # By ``Grammar.scope``.
 
     def begin(self, grammar: Grammar, output: Sequence[int]) -> AnswerGrammar:
         """Return the grammar of an answer that has the tokens ``output`` so far. Does not wait."""
@@ -154,12 +158,10 @@ class AnswerGrammars:
         if self._tokens is None:
             self._tokens = token_table(self._tokenizer_json(), self._vocab_size, self._eos_token_ids)
         key = (grammar.kind, grammar.text)
-        if key not in self._compiled:
-            self._compiled[key] = compile_grammar(self._tokens, grammar)
-            if len(self._compiled) > COMPILED_KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
-        return self._compiled[key].deep_copy()
+        if (grammar.scope, key) not in self._compiled:
+            weight = max(LIGHTEST_BYTES, len(grammar.text.encode()))
+            self._compiled.keep(grammar.scope, key, compile_grammar(self._tokens, grammar), weight)
+        return self._compiled.use(grammar.scope, key).deep_copy()
 
 
 class _Follower:

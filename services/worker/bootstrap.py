@@ -30,9 +30,11 @@ from services.worker.hidden_saving import HiddenSaving
 from services.worker.identity import WorkerIdentity
 from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.disk_reads import DiskReads
+from services.worker.importance.obstacles import obstacle_to_parts
 from services.worker.importance.read_buffers import ReadBuffers
 from services.worker.importance.storage_calls import StorageCalls
 from services.worker.inbox import Inbox
+from services.worker.kv.device_pool import DTYPE_NAMES
 from services.worker.kv.host_stores import HostStores
 from services.worker.kv.loads import Loads
 from services.worker.kv.movers.choice import choose_mover
@@ -79,7 +81,7 @@ from shared.memory.life import LifeSign
 from shared.messages.status import Degradation
 from shared.messages.worker_events import DeviceFacts, RestorationCosts
 from shared.messages.worker_plans import WorkerPlan
-from shared.model_files import fingerprint
+from shared.model_files import fingerprints
 from shared.plan_receiver import PlanReceiver
 from shared.tracing import Tracer
 
@@ -87,14 +89,20 @@ _log = logs.get_logger("worker")
 
 
 def device_facts(
-    config: WorkerConfig, choice: DeviceChoice, *, pool_tokens: int, max_context: int, memory_bytes: int
+    config: WorkerConfig,
+    choice: DeviceChoice,
+    *,
+    pool_tokens: int,
+    max_context: int,
+    memory_bytes: int,
+    dtype: str = "",
 ) -> DeviceFacts:
     """Return the device's announcement to the cell; its pool has ``pool_tokens`` tokens.
 
-    ``memory_bytes`` is 0 on a CPU.
+    ``memory_bytes`` is 0 on a CPU. ``dtype`` is the type in which the model computes.
     """
     name = choice.name or this_machine().processor
-    facts = DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note)
+    facts = DeviceFacts(kind=choice.kind, name=name, ranks=config.tensor_parallel, note=choice.note, dtype=dtype)
     if choice.kind == "cpu":
         return msgspec.structs.replace(facts, max_running=most_running(pool_tokens, max_context, CPU_LEAST_RUNNING))
     return msgspec.structs.replace(
@@ -171,19 +179,16 @@ def make_saving(
     )
 
 
-def make_disk_reads(config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus) -> DiskReads | None:
+def make_disk_reads(
+    config: WorkerConfig, runner: ModelRunner | GroupRunner, bus: Bus, obstacle: str
+) -> DiskReads | None:
     """Return the reads of parts of prefixes from the disk, for the running event loop.
 
-    None where that is switched off, and where pages do not hold K and V of all layers alike, unrounded. Raises
-    ConfigError when --sparse-buffer-bytes is too small for this model.
+    None, with a line in the log, where there is an ``obstacle`` (:func:`obstacle_to_parts`). Raises ConfigError when
+    --sparse-buffer-bytes is too small for this model.
     """
-    if not runner.pool.planes.is_identity:
-        _log.info("worker_reads_no_parts", reason=f"pages hold {runner.pool.planes.contents}")
-        return None
-    if runner.geometry.is_rounded:
-        _log.info("worker_reads_no_parts", reason="pages hold K and V rounded to eight bits")
-        return None
-    if not config.sparse_buffer_bytes:
+    if obstacle:
+        _log.info("worker_reads_no_parts", reason=obstacle)
         return None
     return DiskReads(
         ReadBuffers(config.shm_prefix, config.sparse_buffer_bytes),
@@ -432,8 +437,8 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     reap(config.shm_prefix)
     started = time.monotonic()
     cache_dir = Path(config.data_dir) if config.data_dir else None
-    model = await life.in_thread(
-        fingerprint,
+    named = await life.in_thread(
+        fingerprints,
         config.model_dir,
         cache_dir,
         context_tokens=config.max_context_tokens,
@@ -449,7 +454,7 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
     try:
         _log.info(
             "model_loaded",
-            model=model,
+            model=named.model,
             pages=runner.pool.pages,
             page_bytes=runner.geometry.page_bytes,
             padding_bytes=runner.pool.planes.padding_bytes,
@@ -461,21 +466,25 @@ async def _serve(config: WorkerConfig, life: Lifecycle, choice: DeviceChoice, tr
         loads = await life.in_thread(make_loads, config, runner)
         unusable_profile = await life.in_thread(profile_fault, config.profile)
         saving, rows = make_saving(config, runner, projection), StepRows()
+        obstacle = await life.in_thread(obstacle_to_parts, runner, config.sparse_buffer_bytes)
         bus = await connect_with(config, config.id)
         disk_reads: DiskReads | None = None
         try:
-            disk_reads = make_disk_reads(config, runner, bus)
+            disk_reads = make_disk_reads(config, runner, bus, obstacle)
             identity = WorkerIdentity(
                 worker_id=config.id,
                 incarnation=ids.new_id("inc"),
                 node=config.node_name,
-                model=model,
+                model=named.model,
+                kernels=named.kernels,
+                reads_no_parts=obstacle,
                 device=device_facts(
                     config,
                     choice,
                     pool_tokens=runner.pool.pages * runner.geometry.page_size,
                     max_context=runner.max_context,
                     memory_bytes=device_bytes(choice),
+                    dtype=DTYPE_NAMES.get(runner.model.dtype, ""),
                 ),
             )
             shell = make_shell(

@@ -31,6 +31,9 @@ class ReportDelivery:
 
     def take(self, report: Report) -> None:
         """Send one report's events and items; never waits."""
+        if self._spans is not None:
+            # Before the tokens leave: the gateway may end its span as soon as it has them.
+            self._spans.reported(report)
         for item in report.recalled:
             self._retained.recall(item)
         for gateway_id, items in report.items.items():
@@ -50,7 +53,5 @@ class ReportDelivery:
         except InternalError as error:
             self._ending.end(error)
             return
-        if self._spans is not None:
-            self._spans.reported(report)
         for request_id in report.preempted:
             self._retained.retire(request_id)

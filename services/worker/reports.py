@@ -188,7 +188,13 @@ class Reporter:
         """Report whether an adapter is served now, or why not."""
         order = attached.order
         self.report.events.append(
-            AdapterAttached(**self._who, attach_id=order.attach_id, digest=order.digest, fault=attached.fault)
+            AdapterAttached(
+                **self._who,
+                attach_id=order.attach_id,
+                digest=order.digest,
+                fault=attached.fault,
+                lacks_room=attached.lacks_room,
+            )
         )
 
     def text_missing(self, order: AdmitRequest, text: int) -> None:

@@ -142,6 +142,8 @@ class WorkerShell:
                 device=self._who.device,
                 kept_tokens=MOST_KEPT_TOKENS,
                 takes_compact=True,
+                kernels=self._who.kernels,
+                reads_no_parts=self._who.reads_no_parts,
             )
         )
         _log.info("joining", incarnation=self._who.incarnation, pages=self._runner.pool.pages)

@@ -174,5 +174,6 @@ class SparsePrefixes:
             shares=chunk_shares(chosen, sparse.start, sparse.end, sparse.depth, chunk),
             disk_bytes=opened.source.disk_bytes,
             read_us=round(opened.prefix.stall_s * 1e6),
+            keys_us=round(opened.prefix.keys_stall_s * 1e6),
         )
         return LoadedPrefix(opened.prefix, event)

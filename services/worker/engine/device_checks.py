@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from services.worker.engine.compressed import COMPRESSED_TYPES
 from services.worker.engine.kernel_limits import MAX_HEAD_DIM, MAX_RANK, MAX_ROPE
 from services.worker.engine.states.layers import state_layers
 from services.worker.kv.planes import HeadsKept, LatentsKept, PlaneMap, StateKept, latent_ranks
@@ -17,6 +18,8 @@ def check_states(config: Any) -> None:
     """Raise UnsupportedModel for a model that only workers on CPUs serve, before it is loaded."""
     if state_layers(config):
         raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
+    if not set(COMPRESSED_TYPES).isdisjoint(getattr(config, "layer_types", None) or ()):
+        raise UnsupportedModel("its layers attend to compressed blocks, which only workers on CPUs keep so far")
 
 
 def check_device(planes: PlaneMap, device: str, *, is_exact: bool = False) -> None:

@@ -11,11 +11,15 @@ from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.model_faults import AttendsOtherwise, refusing
 from services.worker.engine.model_loading import load_model, model_bytes_of
 from services.worker.engine.own_attention import OWN_ATTENTION, attend_itself
-from services.worker.engine.probe import LayoutProbe, find_own_planes, find_planes
-from services.worker.engine.states.layers import StateModule, find_state_modules, state_layers
+from services.worker.engine.probe import LayoutProbe, find_own_kept, find_planes
+from services.worker.engine.states.layers import StateModule, find_state_modules
+from services.worker.engine.states.step import Slotted
 from services.worker.kv.planes import PlaneMap
 from shared.errors import UnsupportedModel
 from shared.logs import get_logger
+
+HIDING_WINDOWS = ("deepseek_v4", "dots3_note_text", "inkling_text", "inkling2_text", "inkling2_loop_text")
+"""Model types whose own masks hide what is before a window, as ``python -m bench.model_support`` has shown."""
 
 _log = get_logger("worker.engine")
 
@@ -30,7 +34,7 @@ class FoundModel:
     model: Any
     planes: PlaneMap
     attention: str
-    states: Sequence[StateModule] = ()
+    states: Sequence[Slotted] = ()
     model_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +64,7 @@ def find_model(
     reasons against both ways.
     """
     name, model = config.model_type, None
+    states: tuple[StateModule, ...] = ()
     try:
         model = load_model(model_dir, config, dtype=dtype, device=device, context=context, keeps_codes=keeps_codes)
         # Through the interface a model gets no mask, which code of its own may need.
@@ -78,22 +83,24 @@ def find_model(
     try:
         with refusing(name, "probed"):
             attend_itself(model)
-            planes = find_own_planes(model, len(windows), page_size)
+            # Where masks are needed, modules with states were not found through the interface either.
+            states = states or find_state_modules(model, LayoutProbe())
+            kept = find_own_kept(model, len(windows), states)
+            planes = kept.planes(page_size)
     except UnsupportedModel as error:
         raise UnsupportedModel(reason if error.message == reason else f"{reason}; {error.message}") from error
     _log.info("model_attends_itself", model=type(model).__name__, reason=reason)
-    return FoundModel(model, planes, OWN_ATTENTION)
+    blocks = kept.compressed(planes.geometry.page_size, sum(each.nbytes for each in states))
+    return FoundModel(model, planes, OWN_ATTENTION, (*states, *blocks))
 
 
 def check_attends_itself(config: Any, windows: Sequence[int | None], reason: AttendsOtherwise) -> None:
     """Raise UnsupportedModel, with the ``reason`` against our attention, where the model's own cannot serve either.
 
-    The library's cache drops keys before a window, which own masks may not hide. Nor does that way keep the states of
-    layers.
+    The library's cache drops keys before a window, which own masks may not hide; those of ``HIDING_WINDOWS`` do.
     """
-    has_windows = any(window is not None for window in windows)
-    if has_windows or state_layers(config):
-        kind = "sliding windows" if has_windows else "states"
+    if any(window is not None for window in windows) and config.model_type not in HIDING_WINDOWS:
         raise UnsupportedModel(
-            f"{config.model_type} has layers with {kind}, which cannot be served by code of its own: {reason.message}"
+            f"{config.model_type} has layers with sliding windows, which cannot be served by code of its own: "
+            f"{reason.message}"
         ) from reason

@@ -51,10 +51,10 @@ from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.seen_shape import seen_shape
 from services.worker.engine.shared_prefixes import MEMBERS
-from services.worker.engine.states.layers import StateModule, carrying
+from services.worker.engine.states.layers import carrying
 from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
-from services.worker.engine.states.step import StateStep, slot_memory
+from services.worker.engine.states.step import Slotted, StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import TORCH_DTYPES, DevicePool
@@ -102,7 +102,7 @@ class ModelRunner:
         operators: Any = None,
         attention: str = "auto",
         proofs: ProofTable = NOTHING_TO_PROVE,
-        states: Sequence[StateModule] = (),
+        states: Sequence[Slotted] = (),
     ) -> None:
         """Compute by ``model``, or by ``fused``, which computes the same over the same pool.
 
@@ -133,7 +133,10 @@ class ModelRunner:
         self.model_bytes = model_bytes_of(model) if model_bytes is None else model_bytes
         self.eos_token_ids = eos_token_ids(model)
         self.states = tuple(states)
-        self._slots = slot_memory(states, pool.pages, pool.device) if states else None
+        if isinstance(fused, OwnAttention):
+            self._slots = fused.slots
+        else:
+            self._slots = slot_memory(states, pool.pages, pool.device) if states else None
 
     @classmethod
     def load(
@@ -215,7 +218,7 @@ class ModelRunner:
             model,
             planes,
             longest,
-            lambda pool: make(pool, vocab_size=0, fused=own_forward(model, pool)),
+            lambda pool: make(pool, vocab_size=0, fused=own_forward(model, pool, found.states)),
             pages=pages,
             device_kv_bytes=device_kv_bytes,
             sizer=sizer,
@@ -237,7 +240,7 @@ class ModelRunner:
                 if fused is None and pool.device.type == "cpu":
                     pack_layers(model)
                 if found.attends_itself:
-                    fused = OwnAttention(model, pool)
+                    fused = OwnAttention(model, pool, found.states)
                 runner = make(
                     pool,
                     vocab_size=verification.vocab_size,

@@ -1,11 +1,12 @@
 """Models that attend by code of their own: each request of a step is a forward pass of its own, over its pages.
 
 Some of the library's classes do not go through its attention interface (BLOOM, MPT, Falcon, GPT-Neo), or need features
-that our attention lacks (Doge's masks, DiffLlama's two calls a layer, masks by the indexer of DeepSeek-V3.2). All of
-them go through the library's cache: a layer hands its new K and V to ``update``, and index keys to ``update_indexer``,
-and attends to what is returned. Here a cache writes them into the pool and returns those in the request's pages, so
-that the model computes the same as in the library, with its biases (ALiBi, Press et al., arXiv 2108.12409), masks and
-windows.
+that our attention lacks (Doge's masks, DiffLlama's two calls a layer, masks by the indexers of DeepSeek-V3.2 and
+Qwen4-Exp). All of them go through the library's cache: a layer hands its new K and V to ``update``, and index keys to
+``update_indexer``, and attends to what is returned. Here a cache writes them into the pool and returns those in the
+request's pages, so that the model computes the same as in the library, with its biases (ALiBi, Press et al., arXiv
+2108.12409) and masks. Modules with states beside such layers are computed as in all models
+(:mod:`~services.worker.engine.states.step`).
 
 This is slow. A step reads the weights once for each of its requests, and a layer copies all K and V of a request out of
 its pages. Such a model supports ``forward`` alone: all attention is over the pool, so there are no hidden states and no
@@ -15,8 +16,10 @@ sparse prefixes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,11 +27,15 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from services.worker.engine.attention import AttentionStep
 from services.worker.engine.cache_argument import given_cache
+from services.worker.engine.compressed import Blocks, CompressedLayer
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment, pages_for
 from services.worker.engine.paged_step import AttentionBackend
+from services.worker.engine.states.going_on import Arguments
+from services.worker.engine.states.layers import StateModule, carrying
+from services.worker.engine.states.step import Slotted, StateStep, slot_memory
 from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
-from services.worker.kv.planes import LatentsKept
+from services.worker.kv.planes import LatentsKept, RowsKept
 from shared.errors import InvariantViolated, UnsupportedModel
 
 OWN_ATTENTION = "eager"
@@ -38,9 +45,15 @@ OWN_ATTENTION = "eager"
 class OwnAttention:
     """A :class:`~services.worker.engine.fused.choice.StepForward` by the library's own module."""
 
-    def __init__(self, model: Any, pool: DevicePool) -> None:
-        """Call ``model``, whose attention is its own (:func:`attend_itself`), with K and V in ``pool``."""
+    def __init__(self, model: Any, pool: DevicePool, states: Sequence[Slotted] = ()) -> None:
+        """Call ``model``, whose attention is its own (:func:`attend_itself`), with K and V in ``pool``.
+
+        ``states`` are its modules that carry states, and its layers of compressed blocks. ``slots`` holds those of
+        requests within pages, None without any.
+        """
         self._model, self._pool = model, pool
+        self._compressed = [each for each in states if isinstance(each, CompressedLayer)]
+        self.slots = slot_memory(states, pool.pages, pool.device) if states else None
 
     def paged(
         self,
@@ -87,20 +100,37 @@ class OwnAttention:
         slots = meta.slots[first : first + segment.rows]
         pages = torch.from_numpy(segment.pages[: pages_for(segment.length, meta.page_size)]).long()
         pages = pages.to(self._pool.device)
-        cache = Cache(
-            layers=[
-                (_PagedLatents if isinstance(layer.kept, LatentsKept) else _PagedLayer)(
-                    self._pool, number, segment, pages, slots, meta.gate
-                )
-                for number, layer in enumerate(self._pool.planes.layers)
-            ]
-        )
-        return call_over(self._model, ids, positions, cache, wanted).float()
+        layers = [
+            (_PagedRows if isinstance(layer.kept, LatentsKept | RowsKept) else _PagedLayer)(
+                self._pool, number, segment, pages, slots, meta.gate
+            )
+            for number, layer in enumerate(self._pool.planes.layers)
+        ]
+        for each in self._compressed:
+            layers[each.layer].keep_blocks(self._blocks(each, segment, pages, meta.gate))
+        cache = Cache(layers=layers)
+        with nullcontext() if self.slots is None else carrying(self._state_step(segment, slots, meta, self.slots)):
+            return call_over(self._model, ids, positions, cache, wanted).float()
+
+    def _blocks(self, layer: CompressedLayer, segment: Segment, pages: torch.Tensor, gate: LayerGate | None) -> Blocks:
+        assert self.slots is not None
+        slot = None
+        if segment.running >= 0:
+            slot = self.slots[segment.running, layer.first : layer.first + layer.nbytes]
+        unit = self._pool.planes.last_unit(layer.entry)
+        wait = partial(gate.wait, unit) if gate is not None else lambda: None
+        return Blocks(layer, self._pool, pages, (segment.context, segment.length), slot, wait)
+
+    def _state_step(
+        self, segment: Segment, slots: torch.Tensor, meta: ForwardMeta, state_slots: torch.Tensor
+    ) -> StateStep:
+        alone = ForwardMeta((segment,), segment.rows, meta.page_size, slots, first_slot=-1, gate=meta.gate)
+        return StateStep(alone, self._pool, state_slots)
 
 
-def own_forward(model: Any, pool: DevicePool) -> OwnAttention | None:
+def own_forward(model: Any, pool: DevicePool, states: Sequence[Slotted] = ()) -> OwnAttention | None:
     """Return the forward of a model whose attention is its own, with K and V in ``pool``; None for other models."""
-    return OwnAttention(model, pool) if model.config._attn_implementation == OWN_ATTENTION else None
+    return OwnAttention(model, pool, states) if model.config._attn_implementation == OWN_ATTENTION else None
 
 
 def attend_itself(model: Any) -> None:
@@ -173,6 +203,12 @@ class _PagedLayer(CacheLayerMixin):
         self._tokens, self._length = segment.context, segment.length
         self.is_initialized = segment.context > 0
 
+    def keep_blocks(self, blocks: Blocks) -> None:
+        """Keep the layer's compressed blocks as ``blocks`` does, which the library's layer does itself."""
+        self.store_compression_weights = blocks.store_compression_weights
+        self.update_overlap_state = blocks.update_overlap_state
+        self.update_compressor_states = blocks.update_compressor_states
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the pool exists already."""
 
@@ -208,29 +244,61 @@ class _PagedLayer(CacheLayerMixin):
         return -1
 
 
-class _PagedLatents(_PagedLayer):
-    """A layer whose K and V are latents, with the keys of its indexer beside them, in one row a token."""
+class _PagedRows(_PagedLayer):
+    """A layer whose K and V, or latents, are in one row a token, with the keys of its indexer behind them."""
+
+    @cached_property
+    def _part(self) -> int:
+        return self._pool.planes.parts_of(self._layer)[0].number
+
+    @cached_property
+    def _is_shared(self) -> bool:
+        kept = self._pool.planes.layers[self._layer].kept
+        return isinstance(kept, RowsKept) and not kept.v_dim
+
+    @cached_property
+    def indexer_position_ids(self) -> torch.Tensor | None:
+        """Positions of earlier tokens, ``[3, 1, tokens]``, None without any; a model may put others in its place.
+
+        Qwen4-Exp rotates pooled index keys by them, and keeps them in the library's cache of its first such layer.
+        """
+        return torch.arange(self._tokens, device=self._pool.device).expand(3, 1, -1) if self._tokens else None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do the same with latents ``[1, 1, tokens, rank]`` and their rotated part ``[1, 1, tokens, rope]``."""
-        rank, end = key_states.shape[-1], key_states.shape[-1] + value_states.shape[-1]
-        self._write(0, key_states[0, 0])
-        self._write(rank, value_states[0, 0])
+        """Do the same. Latents are ``[1, 1, tokens, rank]``, and their rotated part ``[1, 1, tokens, rope]``.
+
+        Where V is K, it is kept once.
+        """
+        key, value = (new[0].transpose(0, 1).flatten(1) for new in (key_states, value_states))
+        heads, rank, end = key_states.shape[1], key.shape[1], key.shape[1] + value.shape[1]
+        self._write(0, key)
+        if not self._is_shared:
+            self._write(rank, value)
         self._computed()
-        rows = self._read(self._pool.k(self._layer))
-        return rows[..., :rank], rows[..., rank:end]
+        rows = self._read(self._pool.k(self._part))[0, 0]
+        if self._is_shared:
+            whole = rows[:, :rank].view(self._length, heads, -1).transpose(0, 1)[None]
+            return whole, whole
+        whole_key, whole_value = (
+            half.view(self._length, heads, -1).transpose(0, 1)[None] for half in (rows[:, :rank], rows[:, rank:end])
+        )
+        return whole_key, whole_value
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Write the new index keys ``[1, T, index]``, wait for loads, and return all, ``[1, tokens, index]``."""
         index = indexer_key_states.shape[-1]
         self._write(-index, indexer_key_states[0])
         self._computed()
-        return self._read(self._pool.k(self._layer))[0, ..., -index:]
+        return self._read(self._pool.k(self._part))[0, ..., -index:]
+
+    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
+        """Do the same with index keys ``[1, 1, T, index]``, as MiniMax-M3 has them."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
 
     def _write(self, first: int, new: torch.Tensor) -> None:
-        rows = self._pool.k(self._layer).flatten(0, 1)[:, 0]
+        rows = self._pool.k(self._part).flatten(0, 1)[:, 0]
         rows = rows[:, first:] if first < 0 else rows[:, first : first + new.shape[1]]
         rows.index_copy_(0, self._slots, new)
 
@@ -244,9 +312,21 @@ class _Recording(CacheLayerMixin):
         super().__init__()
         self.given: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.index: torch.Tensor | None = None
+        self.indexer_position_ids: torch.Tensor | None = None
+        self.weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: there is nothing to make."""
+
+    def store_compression_weights(
+        self, name: str, kv: torch.Tensor, gate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Record K and gates, and close no block."""
+        self.weights[name] = kv, gate
+        return kv[:, :0], gate[:, :0], 0
+
+    def update_compressor_states(self, _: str, compressed: torch.Tensor) -> torch.Tensor:
+        return compressed
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -257,6 +337,9 @@ class _Recording(CacheLayerMixin):
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         self.index = indexer_key_states
         return indexer_key_states
+
+    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
+        return self.update_indexer(idx_k[:, 0])[:, None]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -272,27 +355,40 @@ class _Recording(CacheLayerMixin):
 class Given:
     """What a layer handed to the cache for two tokens.
 
-    key and value [1, kv_heads, 2, head_dim]; index [1, 2, index_dim], keys of an indexer, None without one.
+    key and value [1, kv_heads, 2, head_dim], one tensor where V is K; index [1, 2, index_dim], keys of an indexer, None
+    without one; weights [1, 2, width] each, K and gates of the blocks that the layer compresses, by name.
     """
 
     key: torch.Tensor
     value: torch.Tensor
     index: torch.Tensor | None
+    weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class _Beginning:
+    """The modules with states of one sequence that begins; nothing is kept of them."""
+
+    def carry(self, module: StateModule, arguments: Arguments) -> Any:
+        return module.call(arguments, None)[0]
 
 
 @torch.inference_mode()
-def recorded(model: Any, layers: int) -> list[Given]:
-    """Record what each of ``layers`` layers hands to the cache for two tokens.
+def recorded(model: Any, layers: int, attending: Collection[int]) -> dict[int, Given]:
+    """Record what each of ``layers`` layers hands to the cache for two tokens, by layer.
 
-    Raises UnsupportedModel unless each layer does so once.
+    Raises UnsupportedModel unless each of the ``attending`` layers does so once, and no other.
     """
     cache = Cache(layers=[_Recording() for _ in range(layers)])
     vocab_size = model.get_input_embeddings().weight.shape[0]
     ids = torch.tensor([[vocab_size // 2, vocab_size // 3]], device=model.device)
-    model(input_ids=ids, use_cache=True, **given_cache(model.forward, cache))
+    with carrying(_Beginning()):
+        model(input_ids=ids, use_cache=True, **given_cache(model.forward, cache))
     counts = [len(layer.given) for layer in cache.layers]
-    if counts != [1] * layers:
+    if counts != [int(layer in attending) for layer in range(layers)]:
+        kind = "layers" if len(attending) == layers else "layers with attention"
         raise UnsupportedModel(
-            f"{model.config.model_type} has {layers} layers but gave the library's cache K and V {sum(counts)} times"
+            f"{model.config.model_type} has {len(attending)} {kind} but gave the library's cache K and V "
+            f"{sum(counts)} times"
         )
-    return [Given(key, value, layer.index) for layer in cache.layers for key, value in layer.given]
+    found = ((number, layer, layer.given[0]) for number, layer in enumerate(cache.layers) if layer.given)
+    return {number: Given(key, value, layer.index, layer.weights) for number, layer, (key, value) in found}

@@ -7,8 +7,9 @@ attention without a paged pool.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.causality import MASK_PROBE_NAME, CausalityCheck
 from services.worker.engine.chunks import shortened
+from services.worker.engine.compressed import COMPRESSED_TYPES, CompressedKept, CompressedLayer, Series
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
 from services.worker.engine.model_faults import AttendsOtherwise
 from services.worker.engine.own_attention import OWN_ATTENTION, Given, recorded
@@ -25,7 +27,16 @@ from services.worker.engine.states.layers import StateModule, layers_with_attent
 from services.worker.engine.states.page_sizes import page_size_for, with_states
 from services.worker.engine.told_positions import unpadded
 from services.worker.kv.device_pool import DTYPE_NAMES
-from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, PlaneMap, SharedKept, map_planes
+from services.worker.kv.planes import (
+    HeadsKept,
+    Kept,
+    LatentsKept,
+    NothingKept,
+    PlaneMap,
+    RowsKept,
+    SharedKept,
+    map_planes,
+)
 from shared.errors import UnsupportedModel
 
 Forward = Callable[[torch.Tensor, torch.Tensor, ForwardMeta, torch.Tensor], torch.Tensor]
@@ -64,19 +75,23 @@ class LayoutProbe:
 class FoundKept:
     """The entries of a plane map, of a model in ``dtype``.
 
-    ``sources`` are layers that were given the K and V of an earlier one, with the number of that one.
+    ``sources`` are layers that were given the K and V of an earlier one, with the number of that one. ``blocks`` are
+    what layers keep of compressed blocks beside their rows; in a plane map they have entries behind all others.
     """
 
     kept: tuple[Kept, ...]
     sources: Mapping[int, int]
     dtype: str
+    blocks: Mapping[int, CompressedKept] = field(default_factory=dict)
 
     def page_size(self, chosen: int) -> int:
         """Return the tokens of a page: ``chosen``, or where that is 0 a number that suits the model.
 
-        That number is from :func:`~services.worker.engine.states.page_sizes.page_size_for`.
+        That number is from :func:`~services.worker.engine.states.page_sizes.page_size_for`, or a larger one with whole
+        blocks.
         """
-        return chosen or page_size_for(self.kept, self.dtype)
+        least = math.lcm(*(each.rate for each in self.blocks.values()))
+        return chosen or -(-page_size_for(self.kept, self.dtype) // least) * least
 
     @property
     def is_latents(self) -> bool:
@@ -93,9 +108,18 @@ class FoundKept:
     def planes(self, page_size: int) -> PlaneMap:
         """Return the plane map of pages of ``page_size`` tokens, see :meth:`page_size`."""
         size = self.page_size(page_size)
-        planes = map_planes(self.kept, size, self.dtype)
+        blocks = tuple(each.state(size) for each in self.blocks.values())
+        planes = map_planes((*self.kept, *blocks), size, self.dtype)
         # Where all layers are alike, one that shares K and V of another keeps a copy of its own.
-        return planes if planes.is_identity else map_planes(self.shared, size, self.dtype)
+        return planes if planes.is_identity else map_planes((*self.shared, *blocks), size, self.dtype)
+
+    def compressed(self, page_size: int, first: int) -> tuple[CompressedLayer, ...]:
+        """Return the layers of compressed blocks over such pages, from byte ``first`` of slots on."""
+        found: list[CompressedLayer] = []
+        for number, (layer, kept) in enumerate(self.blocks.items()):
+            found.append(CompressedLayer(layer, len(self.kept) + number, kept, page_size, first))
+            first += found[-1].nbytes
+        return tuple(found)
 
 
 def find_planes(
@@ -112,7 +136,10 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
     configuration promises, needs nothing of attention that ours lacks, and gives a token the same K, no NaN, whether
     the batch is short or reaches to position ``context - 1``; AttendsOtherwise where attention of its own may do.
     """
-    name, calls = model.config.model_type, layout_of(model, (1, 2))
+    name = model.config.model_type
+    if not set(COMPRESSED_TYPES).isdisjoint(getattr(model.config, "layer_types", None) or ()):
+        raise AttendsOtherwise(f"{name} attends to compressed blocks of tokens, which our attention lacks")
+    calls = layout_of(model, (1, 2))
     attending_layers = layers_with_attention(model.config, len(windows))
     if [call.layer for call in calls] != attending_layers:
         kind = "layers" if len(attending_layers) == len(windows) else "layers with attention"
@@ -138,40 +165,47 @@ def find_kept(model: Any, windows: list[int | None], context: int, states: Seque
     return FoundKept(tuple(with_states(kept, states)), _sources(calls), dtype)
 
 
-def find_own_kept(model: Any, layers: int) -> FoundKept:
-    """Return what the layers of a model that attends by code of its own give to the library's cache.
+def find_own_kept(model: Any, layers: int, states: Sequence[StateModule] = ()) -> FoundKept:
+    """Return what the layers of a model that attends by code of its own give to the library's cache, beside ``states``.
 
     Raises UnsupportedModel for what no page holds.
     """
-    given, name = recorded(model, layers), model.config.model_type
-    for layer, each in enumerate(given):
+    name, attending = model.config.model_type, layers_with_attention(model.config, layers)
+    given = recorded(model, layers, attending)
+    dtype = given[attending[0]].key.dtype if attending else model.dtype
+    for layer, each in given.items():
         # Queries are not seen: as many as K, and as wide.
         call = AttentionCall(layer, each.key, each.key, each.value, 1.0, None, None, {})
-        _check_shapes(call, given[0].key.dtype, name)
+        _check_shapes(call, dtype, name)
         if each.index is not None and each.index.dtype != each.key.dtype:
             raise UnsupportedModel(f"{name} has K of {each.key.dtype} and index keys of {each.index.dtype}")
-    return FoundKept(tuple(_own_kept(each) for each in given), {}, DTYPE_NAMES[given[0].key.dtype])
+    found = [_own_kept(given[layer]) if layer in given else NothingKept() for layer in range(layers)]
+    kept = with_states(found, states)
+    if not all(isinstance(each, HeadsKept) and each.k_dim == each.v_dim and each == kept[0] for each in kept):
+        kept = [RowsKept(each.heads, each.k_dim, each.v_dim) if isinstance(each, HeadsKept) else each for each in kept]
+    blocks = {layer: _blocks(model.config, layer, each) for layer, each in given.items() if each.weights}
+    return FoundKept(tuple(kept), {}, DTYPE_NAMES[dtype], blocks)
 
 
-def find_own_planes(model: Any, layers: int, page_size: int) -> PlaneMap:
-    """Return the plane map of a model that attends by code of its own, see :func:`find_own_kept`.
-
-    Raises UnsupportedModel where its layers are not alike.
-    """
-    found = find_own_kept(model, layers)
-    planes = found.planes(page_size)
-    if not planes.is_identity and not found.is_latents:
-        raise UnsupportedModel(f"{model.config.model_type} attends by code of its own to {planes.contents}")
-    return planes
+def _blocks(config: Any, layer: int, given: Given) -> CompressedKept:
+    """Return what a layer keeps of compressed blocks, see :mod:`services.worker.engine.compressed`."""
+    kind = config.layer_types[layer]
+    dims = {"compressor": config.head_dim, "indexer": config.index_head_dim}
+    series = (
+        Series(name, dims[name], kv.shape[-1], kv.dtype, gate.dtype) for name, (kv, gate) in given.weights.items()
+    )
+    return CompressedKept(config.compress_rates[kind], tuple(series))
 
 
 def _own_kept(given: Given) -> Kept:
-    """Return what a layer keeps: one row of latents where K and V are one head, and differ or have index keys."""
+    """Return what a layer keeps: one row where there are index keys, or K and V of one head differ (latents)."""
     heads, k_dim, v_dim = given.key.shape[1], given.key.shape[-1], given.value.shape[-1]
     index = 0 if given.index is None else given.index.shape[-1]
-    return (
-        LatentsKept(k_dim, v_dim, index) if heads == 1 and (index or k_dim != v_dim) else HeadsKept(heads, k_dim, v_dim)
-    )
+    if given.value is given.key:
+        return RowsKept(heads, k_dim, 0, index)
+    if heads == 1 and (index or k_dim != v_dim):
+        return LatentsKept(k_dim, v_dim, index)
+    return RowsKept(heads, k_dim, v_dim, index) if index else HeadsKept(heads, k_dim, v_dim)
 
 
 @torch.inference_mode()

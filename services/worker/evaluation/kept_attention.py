@@ -16,6 +16,7 @@ import torch
 from services.worker.engine.attention import AttentionCall
 from services.worker.evaluation.packed_questions import PackedQuestions
 from services.worker.evaluation.selection import Chosen, LayerView, Selection
+from services.worker.importance.key_codes import rounded as rounded_key
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.float8 import from_float8, rounded
 from shared.errors import InvariantViolated, UnsupportedModel
@@ -74,8 +75,8 @@ class KeptAttention:
         key, value = self._prefix.kv(call.layer)
         own = self._own_scores(call, query, own_key)
 
-        def weigh() -> list[torch.Tensor]:
-            return self._weights(call, query, key, own)
+        def weigh(is_rounded: bool) -> list[torch.Tensor]:
+            return self._weights(call, query, rounded_key(key) if is_rounded else key, own)
 
         chosen = self._choose(call, weigh)
         self.readings.append(chosen)
@@ -90,7 +91,7 @@ class KeptAttention:
         flat[packed.rows[packed.valid]] = output[packed.valid].to(flat.dtype)
         return flat
 
-    def _choose(self, call: AttentionCall, weigh: Callable[[], list[torch.Tensor]]) -> list[Chosen]:
+    def _choose(self, call: AttentionCall, weigh: Callable[[bool], list[torch.Tensor]]) -> list[Chosen]:
         span = self._first_visible(call), self._prefix.tokens
         if span[0] == span[1]:  # The window has left the prefix behind: there is nothing to choose.
             return [Chosen(None, 0.0) for _ in self._numbers]

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from services.worker.importance.identification import ProbeUnit, head_units
+from services.worker.importance.identification import ProbeUnit, are_apart, head_units, heads_read
 from services.worker.importance.metrics import Metric
 
 
@@ -32,9 +32,9 @@ class LayerView:
         span: tuple[int, int],
         heads: tuple[int, int],
         numbers: tuple[int, ...],
-        weigh: Callable[[], list[torch.Tensor]],
+        weigh: Callable[[bool], list[torch.Tensor]],
     ) -> None:
-        """``heads`` are the numbers of query and KV heads; ``weigh`` gives :attr:`weights`."""
+        """``heads`` are the numbers of query and KV heads; ``weigh`` gives weights, by rounded keys or not."""
         self.layer = layer
         self.start, self.end = span
         self.query_heads, self.kv_heads = heads
@@ -52,15 +52,21 @@ class LayerView:
 
         Float32 ``[query_heads, rows, tokens]`` for each question. The softmax runs over the prefix and the question.
         """
-        return self._weigh()
+        return self._weigh(False)
 
-    def importance(self, place: int, metric: Metric, units: tuple[ProbeUnit, ...] | None = None) -> torch.Tensor:
+    @cached_property
+    def rounded_weights(self) -> list[torch.Tensor]:
+        """The same by keys of the prefix as storages keep those of probe heads (:mod:`importance.key_codes`)."""
+        return self._weigh(True)
+
+    def importance(self, place: int, metric: Metric, probes: tuple[ProbeUnit, ...] | None = None) -> torch.Tensor:
         """Return the importance of tokens to question ``numbers[place]``, float32 ``[units, tokens]``.
 
-        By default the units are all KV heads with their groups.
+        Units are ``probes``, by the keys that a worker reads for them, or else all KV heads with their groups.
         """
-        wanted = head_units(self.query_heads, self.kv_heads) if units is None else units
-        weights = self.weights[place]
+        wanted = head_units(self.query_heads, self.kv_heads) if probes is None else probes
+        is_rounded = probes is not None and are_apart(heads_read(probes))
+        weights = (self.rounded_weights if is_rounded else self.weights)[place]
         by_unit = torch.stack([weights[unit.first_query : unit.end_query] for unit in wanted])
         return metric.finish(metric.fold(weights.new_zeros(len(wanted), self.tokens), by_unit))
 

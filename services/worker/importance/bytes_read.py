@@ -10,7 +10,7 @@ class ReadKind(Enum):
 
     PROBE_KEYS = "probe_keys"
     CHOSEN = "chosen"  # K and V of important tokens.
-    FALLBACK_KEYS = "fallback_keys"  # Keys of all other heads, where the probe heads disagreed.
+    FALLBACK_KEYS = "fallback_keys"  # Keys of all heads, where the probe heads disagreed.
     FALLBACK_VALUES = "fallback_values"  # V of what each head chose then.
 
 

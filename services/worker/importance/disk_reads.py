@@ -22,8 +22,9 @@ from services.worker.importance.read_buffers import ReadBuffers, ReadSlot
 from services.worker.importance.storage_calls import PendingRead, StorageCalls
 from shared.bus.protocol import Delivery
 from shared.errors import ConfigError, SparsePrefixLost, TransportError
+from shared.importance import PROBE_HEADS
 from shared.messages.pools import KvGeometry
-from shared.messages.sparse_reads import ReadSparse
+from shared.messages.sparse_reads import MOST_LAYERS, ReadSparse, code_bytes
 
 CALLS_AT_ONCE = 2
 
@@ -53,12 +54,14 @@ class DiskReads:
     ) -> None:
         """``timeout_s`` is the longest wait for one read. ``geometry`` is the device pool's.
 
-        Raises ConfigError when a slot has no room for K and V of one token in one layer.
+        Raises ConfigError when a slot has no room for what one call reads of a token: K and V in one layer, or codes in
+        several.
         """
-        token_bytes = geometry.token_bytes // geometry.layers
+        codes = MOST_LAYERS * min(PROBE_HEADS, geometry.kv_heads) * code_bytes(geometry.head_dim)
+        token_bytes = max(geometry.token_bytes // geometry.layers, codes)
         if buffers.slot_bytes < token_bytes:
             raise ConfigError(
-                f"--sparse-buffer-bytes: a slot has {buffers.slot_bytes} bytes, K and V of a token {token_bytes}"
+                f"--sparse-buffer-bytes: a slot has {buffers.slot_bytes} bytes, a token in one call {token_bytes}"
             )
         self.geometry, self.device = geometry, device
         self.slot_bytes = buffers.slot_bytes

@@ -18,6 +18,7 @@ Where the paper is silent:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,8 +30,11 @@ from services.worker.importance.similarity import ALPHA, mean_similarity, simila
 from shared.errors import ConfigError
 from shared.importance import PROBE_HEADS
 
-BLOCK_ROWS = 256
-"""Query rows whose attention weights are in memory at a time."""
+SINKS_OR_CHUNKS = "attention over a part of a prefix knows neither sinks nor chunks"
+"""Why rows of some models cannot attend over a part of a prefix."""
+
+MOST_WEIGHTS = 2**25
+"""Most attention weights in memory at a time, 128 MiB of float32, if one query row has no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,11 @@ def heads_read(units: tuple[ProbeUnit, ...]) -> tuple[int, ...]:
     return tuple(sorted({unit.kv_head for unit in units}))
 
 
+def are_apart(heads: Sequence[int]) -> bool:
+    """Return whether storages keep the keys of these KV heads apart, as codes (:mod:`key_codes`)."""
+    return max(heads) < PROBE_HEADS
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The request's new tokens in one layer.
@@ -106,8 +115,10 @@ def measure_importance(
     # Groups are alike within a reading, so that the queries of all units are one tensor.
     queries = torch.stack([rows.query[unit.first_query : unit.end_query] for unit in units]).float()
     transposed = keys.float().transpose(1, 2)[:, None]
-    for start in range(0, queries.shape[2], BLOCK_ROWS):
-        block = queries[:, :, start : start + BLOCK_ROWS]
+    count = queries.shape[2]
+    step = max(1, MOST_WEIGHTS // (queries.shape[0] * queries.shape[1] * keys.shape[1]))
+    for start in range(count - 1 if metric.is_of_last_row else 0, count, step):
+        block = queries[:, :, start : start + step]
         scores = (block @ transposed) * rows.scaling
         if rows.softcap is not None:
             scores = rows.softcap * torch.tanh(scores / rows.softcap)

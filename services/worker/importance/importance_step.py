@@ -17,7 +17,7 @@ import torch
 from services.worker.engine.attention import AttentionCall
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.paged_step import AttentionBackend, PagedStep
-from services.worker.importance.identification import Rows
+from services.worker.importance.identification import SINKS_OR_CHUNKS, Rows
 from services.worker.importance.kept_kv import KeptKv
 from services.worker.importance.prefix_source import token_slots
 from services.worker.importance.selection_failed import SelectionFailed
@@ -135,7 +135,7 @@ class _ImportanceAttention:
         _, heads, count, head_dim = call.query.shape
         output = call.query.new_empty(count, heads, head_dim)
         is_served = call.sinks is None and call.chunk is None
-        unserved = "" if is_served else "attention over a part of a prefix knows neither sinks nor chunks"
+        unserved = "" if is_served else SINKS_OR_CHUNKS
         for segment in segments:
             query = call.query[0, :, segment.row_start : segment.row_end]
             rows = Rows(query, segment.context, call.scaling, call.window, call.softcap, unserved)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.worker.importance.bytes_read import BytesRead, ReadKind
+from services.worker.importance.bytes_read import BytesRead
 from services.worker.importance.identification import (
     Identification,
     ProbeHeads,
     ProbeUnit,
     Rows,
+    are_apart,
     choose_by_head,
     head_units,
     heads_read,
@@ -31,7 +32,6 @@ from services.worker.importance.prefix_source import PrefixSource
 from services.worker.importance.selection import Budget
 from services.worker.importance.similarity import ALPHA
 from shared.errors import UnsupportedModel
-from shared.importance import PROBE_HEADS
 from shared.messages.sparse_reads import MOST_LAYERS
 
 
@@ -97,6 +97,11 @@ class ImportantPrefix:
         """Seconds for which computation waited for reads."""
         return sum(outcome.stall_s for outcome in self.outcomes)
 
+    @property
+    def keys_stall_s(self) -> float:
+        """Seconds of :attr:`stall_s` for keys to choose by."""
+        return sum(outcome.keys_s for outcome in self.outcomes)
+
     def choose(self, layer: int, rows: Rows, keys: torch.Tensor, at: torch.Tensor) -> None:
         """Choose and load what ``rows`` and those of later steps attend over, unless that was done before.
 
@@ -126,13 +131,13 @@ class ImportantPrefix:
         choice = self._rule.budget.over(start, self.end)
         units = self._rule.probe_heads.units(rows.query.shape[0], self._source.kv_heads)
         heads = heads_read(units)
-        keys = load.keys(ReadKind.PROBE_KEYS, heads, start)
+        keys = load.probe_keys(heads, start, self._layers_at_once(layer, heads))
         importance = self._importance(rows, keys, heads, own_keys[list(heads)], at, units)
         found = identify(importance, start, choice, self._rule.alpha)
         self.identifications[layer] = found
         if found.accepted:
             return load.kv(found.tokens), found.tokens[None]
-        keys = self._all_keys(load, keys, heads, start)
+        keys = load.keys(start)
         everyone = head_units(rows.query.shape[0], len(keys))
         importance = self._importance(rows, keys, range(len(keys)), own_keys, at, everyone)
         tokens = choose_by_head(importance, start, choice)
@@ -157,14 +162,20 @@ class ImportantPrefix:
         positions = torch.cat([torch.arange(self.end - count, self.end, device=at.device), at])
         return measure_importance(rows, each, positions, count, units, self._metric)
 
-    def _all_keys(self, load: LayerLoad, probe_keys: torch.Tensor, heads: Sequence[int], start: int) -> torch.Tensor:
-        """Keys of all heads, ``[kv_heads, n, head_dim]``: the probe heads' are there, the others' are read."""
-        others = [head for head in range(self._source.kv_heads) if head not in heads]
-        keys = probe_keys.new_empty(self._source.kv_heads, *probe_keys.shape[1:])
-        keys[list(heads)] = probe_keys
-        if others:
-            keys[others] = load.keys(ReadKind.FALLBACK_KEYS, others, start)
-        return keys
+    def _layers_at_once(self, layer: int, heads: Sequence[int]) -> int:
+        """Return for how many layers keys are read if those of ``layer`` have to be read now.
+
+        Several, like prefetched ones: a block of the disk holds codes of neighbouring layers, and is read once.
+        """
+        if not self._prefetches_keys or layer < self._keys_begun or not self._is_read_for_several(heads):
+            return 1
+        layers = min(MOST_LAYERS, self._layers - layer)
+        self._keys_begun = layer + layers
+        return layers
+
+    def _is_read_for_several(self, heads: Sequence[int]) -> bool:
+        """Return whether a storage reads keys of several layers at once, and no window has been met."""
+        return are_apart(heads) and all(first == self.start for first in self._first_visible.values())
 
     def _prefetch_keys(self, layer: int, query_heads: int) -> None:
         """Begin to read the keys by which ``layer`` and layers behind it choose, which depend on no layer's choice.
@@ -176,7 +187,7 @@ class ImportantPrefix:
         start = self._first_visible.get(layer - 2, self._first_visible[layer - 1])
         heads = heads_read(self._rule.probe_heads.units(query_heads, self._source.kv_heads))
         begun, layers = layer, 1
-        if max(heads) < PROBE_HEADS and all(first == self.start for first in self._first_visible.values()):
+        if self._is_read_for_several(heads):
             begun = max(layer, self._keys_begun)
             if begun - layer >= MOST_LAYERS - 1:
                 return

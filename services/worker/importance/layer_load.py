@@ -42,12 +42,23 @@ class LayerLoad:
         self._needed_bytes = 0
         self._keys_s = self._chosen_s = 0.0
 
-    def keys(self, kind: ReadKind, heads: Sequence[int], start: int) -> torch.Tensor:
-        """Return K of tokens from ``start`` to the prefix's end, ``[len(heads), n, head_dim]``."""
+    def probe_keys(self, heads: Sequence[int], start: int, layers: int = 1) -> torch.Tensor:
+        """Return K, perhaps rounded, of tokens from ``start`` to the prefix's end, ``[len(heads), n, head_dim]``.
+
+        ``layers`` is as in :meth:`PrefixSource.probe_keys`.
+        """
         began = self._clock()
-        keys = self._source.keys(self._layer, heads, start, self._source.end)
+        keys, nbytes = self._source.probe_keys(self._layer, heads, start, layers)
         self._keys_s += self._clock() - began
-        self._counts.add(kind, keys.nbytes)
+        self._counts.add(ReadKind.PROBE_KEYS, nbytes)
+        return keys
+
+    def keys(self, start: int) -> torch.Tensor:
+        """Return K of all heads, of tokens from ``start`` to the prefix's end, ``[kv_heads, n, head_dim]``."""
+        began = self._clock()
+        keys = self._source.keys(self._layer, start)
+        self._keys_s += self._clock() - began
+        self._counts.add(ReadKind.FALLBACK_KEYS, keys.nbytes)
         return keys
 
     def kv(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,10 @@ POOLED_TOKENS = 9
 class Metric(Protocol):
     """Stateless: the importance so far goes in and comes out."""
 
+    @property
+    def is_of_last_row(self) -> bool:
+        """Whether only the last query token counts, so that no other row's weights are needed."""
+
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the importance, float32 ``[units, tokens]``, after one more block of ``weights``.
 
@@ -36,6 +40,8 @@ class Metric(Protocol):
 class ColumnSum:
     """``h2o``: the sum of the column."""
 
+    is_of_last_row = False
+
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Add the sum over the block's rows and the group."""
         return importance + weights.sum(dim=(1, 2))
@@ -48,6 +54,8 @@ class ColumnSum:
 class LastRow:
     """``last``: the weights of the last query token, whose successor is computed, summed over the group."""
 
+    is_of_last_row = True
+
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the last row's weights: the last block has the last query token."""
         return weights[:, :, -1].sum(dim=1)
@@ -59,6 +67,8 @@ class LastRow:
 
 class ColumnMax:
     """``max``: the largest weight that any query token gives, so that one sure row outweighs many weak ones."""
+
+    is_of_last_row = False
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the larger of the maximum so far and the block's."""
@@ -75,6 +85,7 @@ class Pooled:
     def __init__(self, plain: Metric) -> None:
         """Average the scores that ``plain`` gives."""
         self._plain = plain
+        self.is_of_last_row = plain.is_of_last_row
 
     def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Fold by the other metric."""

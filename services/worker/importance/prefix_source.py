@@ -1,7 +1,7 @@
 """Where the KV of a prefix is read from, layer by layer: keys of some heads, or K and V of some tokens.
 
-Tokens are positions from the root of the request. Everything returned is head-first and of the model's data type. A
-source may be read by two threads at once.
+Tokens are positions from the root of the request. Everything returned is head-first and, but for rounded keys, of the
+model's data type. A source may be read by two threads at once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,22 @@ class PrefixSource(Protocol):
     kv_heads: int
     token_bytes: int
 
-    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """Return K of tokens ``[start, end)`` for choosing, ``[len(heads), end - start, head_dim]``."""
+    def probe_keys(self, layer: int, heads: Sequence[int], start: int, layers: int = 1) -> tuple[torch.Tensor, int]:
+        """Return K of tokens from ``start`` to the end for choosing, ``[len(heads), n, head_dim]``, and its bytes.
+
+        It may have been kept rounded (:mod:`key_codes`), and then is float32: nothing attends over it. What has to be
+        read now is read for ``layers`` layers, which will ask for the same.
+        """
+
+    def keys(self, layer: int, start: int) -> torch.Tensor:
+        """Return K of all heads, of tokens from ``start`` to the end, ``[kv_heads, n, head_dim]``."""
 
     def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
-        """Begin to read what ``keys`` will be asked for by ``layers`` layers from ``layer`` on.
+        """Begin to read what ``probe_keys`` will be asked for by ``layers`` layers from ``layer`` on.
 
         They ask for these heads, from ``start`` to the end. Which keys a layer reads does not depend on the layers
-        before it. Return False where that was not begun because too much is being read already; ``keys`` raises the
-        errors.
+        before it. Return False where that was not begun because too much is being read already; ``probe_keys``
+        raises the errors.
         """
 
     def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.worker.engine.native_work import find_selected_work
-from services.worker.importance.identification import BLOCK_ROWS, Rows
+from services.worker.importance.identification import Rows
 from services.worker.native.extend import compile_extend
+
+BLOCK_ROWS = 256
+"""Query rows that attend at a time."""
 
 
 def attend_selected(rows: Rows, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

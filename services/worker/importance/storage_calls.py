@@ -139,31 +139,36 @@ class StorageCalls:
         try:
             if self._is_closed:
                 return
-            await self._ask_until_done(pending, storage_id, incarnation, data)
+            answer = await self._ask_until_done(pending, storage_id, incarnation, data)
+            # In this order: the slot of a thread that has its answer is free once that thread is done with it.
             pending.leave()
+            if isinstance(answer, SparseRead):
+                pending.answer(answer)
+            else:
+                pending.fail(answer)
         finally:
             pending.fail("the worker is stopping")
             del self._under_way[pending]
             self._tasks.discard(task)
 
-    async def _ask_until_done(self, pending: PendingRead, storage_id: str, incarnation: str, data: bytes) -> None:
-        """Ask until the storage is done with the slot."""
+    async def _ask_until_done(
+        self, pending: PendingRead, storage_id: str, incarnation: str, data: bytes
+    ) -> SparseRead | str:
+        """Ask until the storage is done with the slot; return its answer, or why there is none."""
         while True:
             try:
                 answer = await self._bus.call(subjects.rpc("storage", "sparse", storage_id), data, timeout_s=LATE_S)
-                pending.answer(decode(answer, SparseRead))
-                return
+                return decode(answer, SparseRead)
             except Unavailable as error:
                 # Its outcome is unknown: the storage may be about to write.
                 pending.fail(f"storage {storage_id} does not answer: {error.message}")
             except ThermoclineError as error:
-                pending.fail(error.message)  # It was not sent, or answered by something that is no answer.
-                return
+                return error.message  # It was not sent, or answered by something that is no answer.
             _log.warning("sparse_read_unanswered", storage=storage_id)
             if not self._is_gone(storage_id, incarnation):
                 await self._next_try()
             if self._is_gone(storage_id, incarnation):
-                return
+                return f"storage {storage_id} is gone"
 
     async def _next_try(self) -> None:
         """Wait a while, or until the cell has other storages."""

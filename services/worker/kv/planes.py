@@ -63,6 +63,25 @@ class LatentsKept:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsKept:
+    """K and V of all heads of every token in one row, of a model that attends by code of its own.
+
+    K of ``heads`` heads of ``k_dim`` values, V of as many of ``v_dim`` (0 where V is K), and behind them ``index``
+    values, the key of an indexer as in :class:`LatentsKept`; 0 where there is none.
+    """
+
+    heads: int
+    k_dim: int
+    v_dim: int
+    index: int = 0
+
+    @property
+    def values(self) -> int:
+        """Values of one token."""
+        return self.heads * (self.k_dim + self.v_dim) + self.index
+
+
+@dataclass(frozen=True, slots=True)
 class StateKept:
     """The state of a layer that has no K and V, ``nbytes`` raw bytes, as of the last computed token of the page."""
 
@@ -81,7 +100,7 @@ class NothingKept:
     """Nothing, of a layer without attention or state."""
 
 
-Kept = HeadsKept | LatentsKept | StateKept | SharedKept | NothingKept
+Kept = HeadsKept | LatentsKept | RowsKept | StateKept | SharedKept | NothingKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +108,8 @@ class Part:
     """KV heads ``[first_head, first_head + heads)`` of a layer.
 
     K is in plane ``k_plane`` and V in ``v_plane``, ``dim`` values a head. Attention treats the parts of a layer as
-    layers of their own, ``number`` by ``number``. Latents are one part of one head, whose K and V are in the same
-    plane.
+    layers of their own, ``number`` by ``number``. Latents and rows are one part of one head, whose K and V are in the
+    same plane.
     """
 
     number: int
@@ -145,9 +164,9 @@ class PlaneMap:
             if len(heads) == 1 and all(each.k_dim == each.v_dim for each in heads)
             else "K and V of different sizes"
         )
-        kinds = {HeadsKept: kv, LatentsKept: "latents", StateKept: "states"}
+        kinds = {HeadsKept: kv, RowsKept: "rows of K and V", LatentsKept: "latents", StateKept: "states"}
         found = [words for kind, words in kinds.items() if any(isinstance(each.kept, kind) for each in self.layers)]
-        if any(isinstance(each.kept, LatentsKept) and each.kept.index for each in self.layers):
+        if any(isinstance(each.kept, LatentsKept | RowsKept) and each.kept.index for each in self.layers):
             found.append("index keys")
         return " and ".join(found)
 
@@ -182,7 +201,8 @@ class PlaneMap:
         """Bytes of a full page that are used: page_size times the values of every layer, and every state once."""
         if self.geometry.is_rounded:
             return self.geometry.page_bytes  # Scales count as content, too.
-        values = sum(layer.kept.values for layer in self.layers if isinstance(layer.kept, HeadsKept | LatentsKept))
+        of_tokens = HeadsKept | LatentsKept | RowsKept
+        values = sum(layer.kept.values for layer in self.layers if isinstance(layer.kept, of_tokens))
         states = sum(layer.kept.nbytes for layer in self.layers if isinstance(layer.kept, StateKept))
         return self.geometry.page_size * values * DTYPE_BYTES[self.geometry.dtype] + states
 
@@ -252,7 +272,7 @@ def _lay_out(kept: Sequence[Kept], width: int, row_bytes: int) -> Iterator[Layer
     plane = number = 0
     for each in kept:
         planes, parts = _planes(each, width, row_bytes), []
-        if isinstance(each, LatentsKept):
+        if isinstance(each, LatentsKept | RowsKept):
             parts.append(Part(number, plane, plane, 0, 1, each.values))
         elif isinstance(each, HeadsKept):
             step = width // each.dim
@@ -269,7 +289,7 @@ def _planes(kept: Kept, width: int, row_bytes: int) -> int:
     match kept:
         case HeadsKept():
             return 2 * -(-kept.heads // (width // kept.dim))
-        case LatentsKept():
+        case LatentsKept() | RowsKept():
             return 1
         case StateKept():
             return -(-kept.nbytes // (width * row_bytes))
@@ -281,7 +301,7 @@ def _least_width(kept: Kept) -> int:
     match kept:
         case HeadsKept():
             return kept.dim
-        case LatentsKept():
+        case LatentsKept() | RowsKept():
             return kept.values
         case _:
             return 0
@@ -292,7 +312,7 @@ def _widths(kept: Kept, row_bytes: int) -> Iterator[int]:
     match kept:
         case HeadsKept():
             yield from (heads * kept.dim for heads in range(1, kept.heads + 1))
-        case LatentsKept():
+        case LatentsKept() | RowsKept():
             yield kept.values
         case StateKept():
             yield from (max(1, -(-kept.nbytes // (planes * row_bytes))) for planes in range(1, _STATE_PLANES + 1))

@@ -24,7 +24,7 @@ from services.worker.engine.model_loading import (
 from services.worker.engine.model_runner import NOTHING_TO_PROVE, ModelRunner, pack_layers
 from services.worker.engine.own_attention import attend_itself, own_forward
 from services.worker.engine.probe import FoundKept, LayoutProbe, Verification, find_kept, find_own_kept
-from services.worker.engine.states.layers import StateModule, find_state_modules
+from services.worker.engine.states.layers import StateModule, find_state_modules, state_layers
 from services.worker.engine.states.page_sizes import PAGE_TOKENS
 from services.worker.kv.device_pool import DevicePool
 from services.worker.parallel.collectives import Collectives
@@ -132,6 +132,11 @@ class RankModel:
         except AttendsOtherwise as error:
             check_attends_itself(self.config, windows, error)
             reason = error
+        if state_layers(self.config):
+            raise UnsupportedModel(
+                f"{self.config.model_type} attends by code of its own beside layers with states, which no group "
+                f"divides: {reason.message}"
+            )
         attend_itself(self.model)
         found = find_own_kept(self.model, len(windows))
         if not found.is_latents:

@@ -2,8 +2,8 @@
 
 Hugging Face's conversions say how a checkpoint's names and tensors become the model's. Renamed tensors are served, and
 weights of experts that the checkpoint has one by one: the model has them as one tensor ``[experts, rows, columns]``,
-where the rows of two (gate and up) follow one another. Other conversions compute with whole tensors: models that
-need them are refused.
+where the rows of two (gate and up) follow one another; or as one tensor whose rows are the model's columns. Other
+conversions compute with whole tensors: models that need them are refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
     MergeModulelist,
+    Transpose,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -168,6 +169,23 @@ class StoredExperts:
         return torch.cat([section[number].read(dim, parts) for section in self._sections])
 
 
+class TransposedExperts:
+    """One tensor [experts, rows, columns], which the checkpoint stores as [experts, columns, rows]."""
+
+    def __init__(self, stored: Stored) -> None:
+        """Read from ``stored``."""
+        experts, columns, rows = stored.shape
+        self._stored, self.shape = stored, (experts, rows, columns)
+
+    def read(self, dim: int, parts: Sequence[range]) -> torch.Tensor:
+        """Read these ``parts`` of dimension ``dim`` (-1 or -2) one after the other, all of the others."""
+        return self._stored.read(-3 - dim, parts).transpose(1, 2)
+
+    def whole(self) -> torch.Tensor:
+        """Read all experts, [experts, rows, columns]."""
+        return self._stored.whole().transpose(1, 2)
+
+
 class JoinedTensors:
     """One tensor that the checkpoint stores in several pieces: ranks have it whole, or not at all."""
 
@@ -214,13 +232,25 @@ class StoredWeights:
             elif target in names:
                 merged.setdefault(target, {}).setdefault(pattern, []).append(stored)
         for target, sections in merged.items():
-            self._of[target] = self._merge(sections)
+            self._of[target] = self._merge(target, sections)
 
     def get(self, name: str) -> Stored | None:
         """Return the tensor that the model calls ``name``; None where the checkpoint lacks it."""
         return self._of.get(name)
 
-    def _merge(self, sections: dict[str, list[Stored]]) -> StoredExperts | JoinedTensors:
+    def _turned(self, target: str, stored: Stored) -> Stored:
+        """Return experts as the model has them. Checkpoints have rows or columns first; the library goes by shapes."""
+        mine = tuple(self._model.get_parameter(target).shape)
+        ways = (stored, TransposedExperts(stored)) if len(stored.shape) == len(mine) == 3 else ()
+        fitting = [way for way in ways if _has_part(way.shape, mine)]
+        if len(fitting) != 1:
+            raise UnsupportedModel(
+                f"{target} has shape {stored.shape}, which does not tell its rows, {mine[1:]} in each rank, from its "
+                "columns"
+            )
+        return fitting[0]
+
+    def _merge(self, target: str, sections: dict[str, list[Stored]]) -> Stored:
         converter = next(entry for entry in self._converters if set(sections) <= set(entry.source_patterns))
         kinds = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
         patterns = converter.source_patterns
@@ -228,6 +258,8 @@ class StoredWeights:
             raise UnsupportedModel(f"the checkpoint lacks weights: {', '.join(sorted(set(patterns) - set(sections)))}")
         if [kind for kind, _ in kinds] == [Concatenate] and all(len(section) == 1 for section in sections.values()):
             return JoinedTensors([sections[pattern][0] for pattern in patterns], kinds[0][1] or 0)
+        if [kind for kind, _ in kinds] == [Transpose] and all(len(section) == 1 for section in sections.values()):
+            return self._turned(target, sections[patterns[0]][0])
         is_merged = kinds == [(MergeModulelist, 0)] and len(patterns) == 1
         is_joined = kinds == [(MergeModulelist, 0), (Concatenate, 1)]
         if not is_merged and not is_joined:
@@ -236,6 +268,14 @@ class StoredWeights:
                 f"{type(self._model).__name__} has weights that ranks cannot read in part: they are made by {steps}"
             )
         return StoredExperts([sections[pattern] for pattern in patterns])
+
+
+def _has_part(whole: tuple[int, ...], mine: tuple[int, ...]) -> bool:
+    """Return whether ``mine`` is ``whole`` with at most one dimension divided."""
+    return (
+        all(size % own == 0 for size, own in zip(whole, mine, strict=True))
+        and sum(size != own for size, own in zip(whole, mine, strict=True)) <= 1
+    )
 
 
 def _dequantised(

@@ -22,8 +22,10 @@ START_SECONDS = 120.0
 """Longest wait for the process to import torch and to make a context."""
 
 SEND_SECONDS = 10.0
-KILL_SECONDS = 10.0
-"""Longest wait for a killed process: one that waits for its driver may not end; then it is left behind."""
+END_SECONDS = 10.0
+"""Longest wait for a process whose socket has closed, as a crash closes it, and for one that is killed: one that waits
+for its driver may not end; then it is left behind.
+"""
 
 
 class ProvingProcess:
@@ -47,7 +49,7 @@ class ProvingProcess:
             channel.send(TryWay(part=part.name, way=way.name))
             answer = channel.receive(limit_s)
         except ChannelClosed:
-            return Attempt(way=way.name, fault=f"the process that tried it ended {self._end()}")
+            return Attempt(way=way.name, fault=f"the process that tried it ended {self._end(END_SECONDS)}")
         except TransportError:
             self._end()
             return Attempt(way=way.name, fault=f"no answer within {limit_s:.0f} s", seconds=limit_s)
@@ -84,31 +86,28 @@ class ProvingProcess:
                     raise TransportError(answer.attempt.fault)
                 self.device_name = answer.device if isinstance(answer, ProvingReady) else ""
             except (TransportError, CodecError) as error:
-                how = self._end()
-                told = f"the process ended {how}" if isinstance(error, ChannelClosed) else error.message
+                has_closed = isinstance(error, ChannelClosed)
+                how = self._end(END_SECONDS if has_closed else 0.0)
+                told = f"the process ended {how}" if has_closed else error.message
                 self._cannot_start = f"no process can prove anything: {told}"
                 raise TransportError(self._cannot_start) from error
         return self._running[1]
 
-    def _end(self) -> str:
-        """Kill the process; return how it had ended, if it had by itself."""
+    def _end(self, wait_s: float = 0.0) -> str:
+        """Kill the process unless it ends by itself within ``wait_s``; return how it ended."""
         assert self._running is not None
         process, channel = self._running
         self._running = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_WORDS_SECONDS)
+            process.wait(wait_s)
         ended = process.poll()
         process.kill()
         channel.close()
         try:
-            process.wait(KILL_SECONDS)
+            process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             _log.warning("proving_process_left", pid=process.pid, advice="the driver does not let it end")
         return _told(ended)
-
-
-_LAST_WORDS_SECONDS = 0.2
-"""Time for a crashing process to end after its socket has closed."""
 
 
 def _told(code: int | None) -> str:

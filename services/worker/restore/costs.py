@@ -10,16 +10,22 @@ from shared.messages.worker_events import RestorationCosts
 
 _US = 1e6
 
+_TIMES_S = (1e-15, 1e6)
+"""Bounds of what a measurement gives for a token in a layer; sums and quotients of such times are finite."""
+
+_MOST_TOKENS = 10**9
+
 
 def costs_of(profile: RestorationProfile) -> RestorationCosts:
     """Return the costs of one token in one layer by a profile.
 
     Means are over tokens, so that long prefixes, where it matters, count for more. Computing a layer of N tokens takes
     ``N token_us + N² pair_us / 2`` (HCache 3.2, T_rec), so its time per token is a line over N / 2: the one that is
-    nearest to the figures, among those that are nowhere negative. Raises ConfigError without figures.
+    nearest to the figures, among those that are nowhere negative. Raises ConfigError without figures, and for figures
+    that no measurement gives.
     """
     figures, layers = profile.figures, profile.geometry.layers
-    if not figures or any(min(each.io_kv_s, each.compute_token_s) <= 0 for each in figures):
+    if layers < 1 or not figures or not all(_can_be(each) for each in figures):
         raise ConfigError("a profile of restoration has no figures to calculate with")
     tokens = sum(each.tokens for each in figures)
     hidden_s = sum(each.tokens * each.compute_hidden_s for each in figures) / tokens
@@ -33,6 +39,14 @@ def costs_of(profile: RestorationProfile) -> RestorationCosts:
         pair_us=pair_s * _US,
         link_bytes_per_us=profile.kv_bytes / (link_s * _US),
     )
+
+
+def _can_be(figure: RestorationFigure) -> bool:
+    """Return whether a measurement can have given these figures."""
+    least_s, most_s = _TIMES_S
+    times = (figure.io_kv_s, figure.compute_token_s)
+    is_timed = all(least_s <= each <= most_s for each in times) and 0 <= figure.compute_hidden_s <= most_s
+    return is_timed and 1 <= figure.tokens <= _MOST_TOKENS
 
 
 def _whole_layer_s(figure: RestorationFigure, layers: int) -> float:

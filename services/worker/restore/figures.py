@@ -12,9 +12,11 @@ from shared.errors import ConfigError
 from shared.messages.pools import DTYPE_BYTES, KvGeometry
 from shared.undecodable import UNDECODABLE
 
-VERSION = 1
+VERSION = 2
 
-_IDENTIFYING = ("version", "architecture", "parameters", "device", "threads", "ranks", "hidden")
+_IDENTIFYING = (
+    "version", "architecture", "configuration", "model_bytes", "forward", "device", "threads", "ranks", "hidden"
+)  # fmt: skip
 _SHAPE = ("layers", "kv_heads", "head_dim", "dtype")
 
 
@@ -36,9 +38,11 @@ class RestorationFigure(msgspec.Struct, frozen=True, kw_only=True):
 class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Figures for one model, dtype and machine. ``device`` is cpu or cuda; figures are in order of their lengths.
 
-    ``hidden`` is the width of a hidden state, 0 where KV cannot be restored from it. ``architecture`` and
-    ``parameters`` tell models of equal KV apart, but not models that differ in their weights alone: those are equally
-    fast. ``threads`` compute in each of ``ranks``, where the device is a CPU. ``parameters`` are those of rank 0.
+    ``hidden`` is the width of a hidden state, 0 where KV cannot be restored from it. ``architecture``, a digest of the
+    ``configuration`` (quantisation included) and ``model_bytes`` tell models of equal KV apart, but not models that
+    differ in the values of their weights alone: those are equally fast. ``model_bytes`` are those of rank 0 as loaded,
+    before a fused forward takes weights over. ``forward`` names the code that computes steps. ``threads`` compute in
+    each of ``ranks``, where the device is a CPU.
     """
 
     version: int = VERSION
@@ -47,7 +51,9 @@ class RestorationProfile(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     figures: tuple[RestorationFigure, ...]
     architecture: str = ""
-    parameters: int = 0
+    configuration: str = ""
+    model_bytes: int = 0
+    forward: str = ""
     threads: int = 0
     ranks: int = 1
 

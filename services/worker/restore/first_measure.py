@@ -21,11 +21,12 @@ from services.worker.kv.profile import MOST_RESTORATIONS, Machine, default_path
 from services.worker.restore.costs import costs_of
 from services.worker.restore.figures import RestorationProfile
 from shared import logs, progress
+from shared.errors import ConfigError
 from shared.messages.worker_events import RestorationCosts
 from shared.undecodable import UNDECODABLE
 
 FILE_NAME = "restorations.json"
-VERSION = 2
+VERSION = 3
 
 LENGTHS = (64, 256, 1024)
 """Tokens of the prefixes that are measured: none is begun that would presumably take more than ``ENOUGH_S`` in all."""
@@ -61,28 +62,35 @@ def first_costs(
 ) -> RestorationCosts | None:
     """Return the cost of restoring the model that ``here`` describes, as remembered at ``path`` or else by ``measure``.
 
-    ``measure`` reports its progress to its argument. None, with a line in the log, where it cannot be measured.
-    Blocking, for seconds.
+    ``measure`` reports its progress to its argument. None, with a line in the log, where it cannot be measured. What is
+    remembered is measured again where no costs follow from it. Blocking, for seconds.
     """
     path = path or cache_path()
     with _alone(path):
-        found = _remembered(path, machine, here)
-        if found is None:
+        costs = _remembered(path, machine, here)
+        if costs is None:
             try:
                 with progress.phase("measuring what restoring costs", total=len(LENGTHS), unit="prefixes") as advance:
                     found = measure(lambda line: advance(1))
+                costs = costs_of(found)
             except Exception as error:  # Errors of the device, too: serve without hidden states.
                 _log.warning("restoration_not_measured", reason=f"{type(error).__name__}: {error}")
                 return None
             _remember(path, machine, found)
-    costs = costs_of(found)
     _log.info("restoration_costs", measured_at="a first start", **msgspec.structs.asdict(costs))
     return costs
 
 
-def _remembered(path: Path, machine: Machine, here: RestorationProfile) -> RestorationProfile | None:
+def _remembered(path: Path, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:
+    """Return the costs of the model as remembered; None, with a line in the log for a damaged entry, without any."""
     found = [each for each in _read(path, machine) if not each.differences(here)]
-    return found[-1] if found else None
+    if not found:
+        return None
+    try:
+        return costs_of(found[-1])
+    except ConfigError as error:
+        _log.warning("restoration_forgotten", path=str(path), reason=error.message)
+        return None
 
 
 def _read(path: Path, machine: Machine) -> tuple[RestorationProfile, ...]:

@@ -1,7 +1,7 @@
 """The cost of restoring here, as ``thermocline doctor --profile --model`` measured it, for the scheduler's planner.
 
-A faulty profile does not keep a worker from starting: it joins without costs then, its prefixes are kept as KV, and the
-log says why.
+A faulty profile does not keep a worker from starting: the log says why, and the worker measures the costs by itself, if
+it may.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def costs_of_first_start(
 
 def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> RestorationCosts | None:
     """Return the costs of the model that ``here`` describes, as :func:`measured_costs` does."""
-    if path is None and not default_path().exists():
+    is_named, path = path is not None, path or default_path()
+    if not is_named and not path.exists():
         _log.info("restoration_not_measured", advice="thermocline doctor --profile --model DIR measures it")
         return None
     try:
-        profile = read_profile(path or default_path(), machine)
+        profile = read_profile(path, machine)
         found = profile.restoration_of(here)
         if found is None:
             _log.info("restoration_not_measured", advice="thermocline doctor --profile --model DIR measures it")
@@ -80,10 +81,10 @@ def costs_for(path: Path | None, machine: Machine, here: RestorationProfile) -> 
         if not here.hidden:
             costs = msgspec.structs.replace(costs, hidden=0, hidden_us=0.0)
     except ProfileForeign as error:
-        _log.warning("profile_foreign", reason=error.message)
+        _log.warning("profile_foreign", path=str(path), reason=error.message)
         return None
     except ConfigError as error:
-        _log.warning("profile_refused", reason=error.message, restoration="not planned")
+        _log.warning("profile_refused", path=str(path), reason=error.message)
         return None
     _log.info("restoration_costs", **msgspec.structs.asdict(costs))
     return costs

@@ -5,6 +5,7 @@ HCache section 4.1.2 finds them offline for each machine and model.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from services.worker.engine.forward_meta import Segment, pages_for
 from services.worker.engine.model_runner import ModelRunner
@@ -40,6 +42,9 @@ from shared.errors import ConfigError
 PREFIX = "thermocline-restore"
 TIMEOUT_S = 60.0  # Of a layer; far longer than any takes.
 
+_OF_THE_FILE = ("_name_or_path", "transformers_version")
+"""Entries of a configuration that say where and by what it was written."""
+
 
 def subject(
     runner: ModelRunner | GroupRunner, projection: KvProjection | None, *, threads: int = 0
@@ -51,17 +56,35 @@ def subject(
     """
     device = runner.pool.device.type
     model = runner.model
-    weights = (getattr(module, "weight", None) for module in model.modules())
     return RestorationProfile(
         geometry=runner.geometry,
         hidden=0 if projection is None else projection.shape.hidden,
         device=device,
         figures=(),
         architecture=type(model).__name__,
-        parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),
+        configuration=_digest(model.config),
+        model_bytes=runner.model_bytes,
+        forward=_forward_of(runner),
         threads=(threads or torch.get_num_threads()) if device == "cpu" else 0,
         ranks=runner.ranks if isinstance(runner, GroupRunner) else 1,
     )
+
+
+def _digest(config: Any) -> str:
+    """Return a digest of a model's configuration, the same wherever the model's folder is."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in _OF_THE_FILE}
+    text = json.dumps(fields, sort_keys=True, default=lambda value: type(value).__name__)
+    return str(xxhash.xxh3_64_hexdigest(text.encode()))
+
+
+def _forward_of(runner: ModelRunner | GroupRunner) -> str:
+    """Return the name of the code that computes steps: one model can be several times as fast in one as in another."""
+    if isinstance(runner, GroupRunner):
+        return "modules"
+    # The runner shows its forward to no one else, and what is measured here depends on it.
+    fused = runner._fused
+    name = "modules" if fused is None else type(fused).__name__
+    return f"exact {name}" if runner.is_exact else name
 
 
 def measure_restoration(

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.unit.worker.driven_executor import Driven
+
+
+@pytest.fixture(autouse=True)
+def _own_numbers() -> None:
+    """What a test draws without a seed of its own does not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

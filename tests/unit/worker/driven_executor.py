@@ -99,7 +99,7 @@ class Driven:
             geometry,
             self.runner.pool.pages,
             mover or BatchedMover(self.runner.pool),
-            timeout_s=5,
+            timeout_s=60,
             clock_ns=self._clock,
             submit=submit,
         )

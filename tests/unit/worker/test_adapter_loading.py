@@ -126,6 +126,31 @@ def test_bounds_are_told(runner: ModelRunner, folders: list[Path]) -> None:
     assert [each.fault for each in low.settle()] == ["its rank 4 is above 3 (--max-adapter-rank)"]
 
 
+def test_what_lacks_room_is_told_from_what_never_fits(runner: ModelRunner, folders: list[Path]) -> None:
+    """The scheduler orders the first again when another has left; the adapter that is replaced does not count."""
+    held = Held()
+    nbytes = read_adapter(folders[0]).nbytes
+    own = adapters(runner, held, most=1)
+    first, second = order(folders[0], 1), order(folders[1], 2)
+    told = []
+    for each in (first, second, msgspec.structs.replace(second, attach_id=3, replaces=first.digest)):
+        own.attach(each)
+        held.run()
+        told += [(answer.order.attach_id, bool(answer.fault), answer.lacks_room) for answer in own.settle()]
+    small = adapters(runner, held, most_bytes=nbytes - 1)
+    small.attach(first)
+    full = adapters(runner, held, most_bytes=3 * nbytes // 2)
+    full.attach(first)
+    held.run()
+    full.settle()
+    full.attach(msgspec.structs.replace(second, replaces=first.digest))
+    held.run()
+
+    assert told == [(1, False, False), (2, True, True), (3, False, False)]
+    assert [(bool(each.fault), each.lacks_room) for each in small.settle()] == [(True, False)]
+    assert [(bool(each.fault), each.lacks_room) for each in full.settle()] == [(True, True)]
+
+
 def test_files_that_changed_are_refused(runner: ModelRunner, checkpoint: Path, tmp_path: Path) -> None:
     """What lies there now has another digest than what was asked for."""
     held = Held()

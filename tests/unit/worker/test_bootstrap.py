@@ -74,17 +74,18 @@ def test_a_mover_that_cannot_serve_here_ends_the_start(runner: FakeRunner) -> No
 
 
 async def test_parts_of_prefixes_are_read_where_there_is_memory_for_it(runner: FakeRunner) -> None:
-    """None of it, or too little for one token, is said when the worker starts; memory is taken when it is needed."""
+    """Too little for one token is said when the worker starts; memory is taken when it is needed."""
     bus = MemoryBroker().connect("worker")
 
-    def made(nbytes: int) -> DiskReads | None:
-        return make_disk_reads(WorkerConfig(model="unused", sparse_buffer_bytes=nbytes), runner, bus)  # type: ignore[arg-type]
+    def made(nbytes: int, obstacle: str = "") -> DiskReads | None:
+        config = WorkerConfig(model="unused", sparse_buffer_bytes=nbytes)
+        return make_disk_reads(config, runner, bus, obstacle)  # type: ignore[arg-type]
 
     reads = made(1024 * 1024)
     assert reads is not None
     assert reads.slot_bytes == 65_536
     await reads.close()
-    assert made(0) is None
+    assert made(1024 * 1024, "the model cannot") is None
     with pytest.raises(ConfigError, match="slots"):
         made(1023)
 

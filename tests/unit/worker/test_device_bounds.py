@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from services.worker.bootstrap import device_facts
@@ -32,15 +34,15 @@ def test_requests_by_the_pool(pool_tokens: int, max_context: int, requests: int)
 
 def test_the_cell_is_told_of_a_device_s_bounds() -> None:
     """A setting of the worker wins; a CPU leaves the size of batches to the cell, and runs 64 requests at least."""
-    size = {"pool_tokens": 110_000, "max_context": 131_072}
+    facts_of = partial(device_facts, pool_tokens=110_000, max_context=131_072)
     gpu, auto = DeviceChoice("cuda", 0, "H100"), WorkerConfig(model="m")
 
-    facts = device_facts(auto, gpu, memory_bytes=79 * GIB, **size)
-    own = device_facts(WorkerConfig(model="m", max_batch_tokens=100), gpu, memory_bytes=79 * GIB, **size)
-    cpu = device_facts(auto, DeviceChoice("cpu"), memory_bytes=0, **size)
+    facts = facts_of(auto, gpu, memory_bytes=79 * GIB)
+    own = facts_of(WorkerConfig(model="m", max_batch_tokens=100), gpu, memory_bytes=79 * GIB)
+    cpu = facts_of(auto, DeviceChoice("cpu"), memory_bytes=0, dtype="bfloat16")
 
     assert (facts.max_batch_tokens, facts.max_running) == (8192, 214)
     assert own.max_batch_tokens == 100
     small = device_facts(auto, DeviceChoice("cpu"), memory_bytes=0, pool_tokens=7_000, max_context=131_072)
-    assert (cpu.max_batch_tokens, cpu.max_running) == (0, 214)
+    assert (cpu.max_batch_tokens, cpu.max_running, cpu.dtype) == (0, 214, "bfloat16")
     assert (small.max_batch_tokens, small.max_running) == (0, 64)

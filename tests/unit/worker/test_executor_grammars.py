@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.worker.answer_grammars import AnswerGrammars
+from services.worker.answer_grammars import LIGHTEST_BYTES, AnswerGrammars
 from services.worker.detokenizer import Vocabulary
+from shared.grammars import compile_grammar
 from shared.messages.requests import Grammar, SamplingParams
 from shared.messages.worker_plans import PreemptRequest
 from tests.unit.worker.driven_executor import Driven, admit, batch, chunk
@@ -221,3 +222,36 @@ def test_output_that_contradicts_its_grammar_is_an_error(cell: Cell) -> None:
 
     assert [each.reason for each in cell.driven.finished()] == ["error"]
     assert "cannot be kept to" in cell.driven.finished()[0].error
+
+
+def test_grammars_of_callers_that_share_no_cache_are_compiled_apart(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first token that came sooner would show that another caller used the same grammar."""
+    compiled: list[str] = []
+
+    def compile_noted(tokens: Any, grammar: Grammar) -> Any:
+        compiled.append(grammar.scope)
+        return compile_grammar(tokens, grammar)
+
+    monkeypatch.setattr("services.worker.answer_grammars.compile_grammar", compile_noted)
+    for scope in ("", "one", "other", "one", ""):
+        cell.grammars.begin(Grammar(kind="regex", text="[abc]", scope=scope), []).next_tokens()
+
+    assert compiled == ["", "one", "other"]
+
+
+def test_long_grammars_displace_one_another(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept compiled is bounded by the text of all, so a few long ones are as many short ones."""
+    compiled: list[int] = []
+
+    def compile_noted(tokens: Any, grammar: Grammar) -> Any:
+        compiled.append(len(grammar.text))
+        return compile_grammar(tokens, Grammar(kind="regex", text="[abc]"))
+
+    monkeypatch.setattr("services.worker.answer_grammars.compile_grammar", compile_noted)
+    short = [Grammar(kind="regex", text=f"a{{{count}}}") for count in range(1, 64)]
+    for grammar in (*short, *short, Grammar(kind="regex", text="a" * 32 * LIGHTEST_BYTES), *short[-40:]):
+        cell.grammars.begin(grammar, []).next_tokens()
+
+    assert len(compiled) == len(short) + 1 + 40

@@ -92,7 +92,7 @@ class Cell:
             await self.bus.publish(subjects.worker_output(self.worker_id), encode(plan))
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self.process.wait()
 
 
@@ -132,7 +132,7 @@ async def test_a_process_serves_and_leaves_on_sigterm(nats_url: str, checkpoint:
         gateway_id = f"g-{made.worker_id}"
         await made.give(admit(prompt, range(8), gateway_id=gateway_id, params=params), batch(chunk(0, 20)))
         finished = await made.event(RequestFinished)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await made.beats.get()).last_plan != 2:
                 pass  # Beats of before the plans were carried out.
         made.process.terminate()

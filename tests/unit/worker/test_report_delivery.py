@@ -9,6 +9,7 @@ from services.worker.ending import Ending
 from services.worker.identity import WorkerIdentity
 from services.worker.report_delivery import ReportDelivery
 from services.worker.reports import Report
+from services.worker.request_spans import RequestSpans
 from services.worker.retained import RetainedOutputs
 from services.worker.token_sender import TokenSender
 from shared import subjects
@@ -16,9 +17,12 @@ from shared.bus.protocol import Delivery
 from shared.codec import decode
 from shared.errors import InternalError
 from shared.event_outbox import EventOutbox
-from shared.messages.tokens import TokenBatch, TokenItem
+from shared.messages.requests import SamplingParams
+from shared.messages.tokens import Timing, TokenBatch, TokenItem
 from shared.messages.worker_events import BatchDone, DeviceFacts
+from shared.messages.worker_plans import AdmitRequest
 from tests.memory_bus import MemoryBroker
+from tests.recorded_spans import RecordedSpans
 
 WHO = WorkerIdentity(worker_id="w", incarnation="inc", node="n", model="m", device=DeviceFacts(kind="cpu"))
 
@@ -27,6 +31,25 @@ def report() -> Report:
     item = TokenItem(request_id="r", attempt=1, index=0, tokens=(7,), text="seven")
     event = BatchDone(worker_id="w", incarnation="inc", plan=1, failed=(), load_failures=())
     return Report(step=3, events=[event], items={"gw": [item]})
+
+
+def admission() -> AdmitRequest:
+    return AdmitRequest(
+        request_id="r",
+        attempt=1,
+        gateway_id="gw",
+        tokens=b"\0\0\0\0",
+        prompt_tokens=1,
+        sampling=SamplingParams(max_tokens=1),
+        pages=b"\0\0\0\0",
+        trace=f"00-{1:032x}-{2:016x}-01",
+    )
+
+
+def ended() -> Report:
+    timing = Timing(started_ns=100, first_token_ns=400)
+    item = TokenItem(request_id="r", attempt=1, index=0, tokens=(7,), text="seven", timing=timing, finish="length")
+    return Report(step=3, items={"gw": [item]})
 
 
 @pytest.mark.parametrize("capacity", [1, 0])
@@ -54,3 +77,27 @@ async def test_tokens_leave_before_events_are_queued(capacity: int) -> None:
     if not capacity:
         with pytest.raises(InternalError):
             await ending.wait()
+
+
+async def test_a_traced_answer_ends_before_its_last_token_leaves() -> None:
+    """The gateway may end its own span, which contains the worker's, as soon as it has that token."""
+    broker = MemoryBroker()
+    bus, gateway = broker.connect("worker"), broker.connect("gateway")
+    waiting = Gauge("waiting", "Events", registry=CollectorRegistry())
+    outbox = EventOutbox(bus, subjects.worker_input("w"), "inc", capacity=1, waiting=waiting)
+    order: list[str] = []
+    await gateway.hear(subjects.tokens("gw"), lambda delivery: order.append("token"))
+
+    def clock_ns() -> int:
+        order.append("end")
+        return 900
+
+    spans = RequestSpans(RecordedSpans(), clock_ns)
+    spans.admitted(admission())
+    delivery = ReportDelivery(
+        WHO, outbox, TokenSender(bus, on_too_large=lambda item: None), RetainedOutputs(8), Ending(), spans
+    )
+
+    delivery.take(ended())
+
+    assert order == ["end", "token"]

@@ -71,7 +71,7 @@ class Cell:
         await self.other.subscribe(subjects.tokens("g"), self._hear)
         pool = self.runner.pool
         loads = Loads(
-            GEOMETRY, pool.pages, BatchedMover(pool), timeout_s=5, clock_ns=lambda: 1, stores=self.stores
+            GEOMETRY, pool.pages, BatchedMover(pool), timeout_s=60, clock_ns=lambda: 1, stores=self.stores
         )  # fmt: skip
         config = WorkerConfig(model="unused", id="w", lease_low_tokens=2, drain_timeout_ms=self.drain_timeout_ms)
         self.shell = make_shell(

@@ -134,11 +134,23 @@ class _Notes(CarriedStates):
         self.asked = True
         return super().get_recurrent_state(layer_idx, state_idx)
 
+    def update_conv_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.asked = True
+        return super().update_conv_state(*args, **kwargs)
+
+    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.asked = True
+        return super().update_recurrent_state(*args, **kwargs)
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the new K and V alone, as without a cache."""
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return the new index keys alone."""
+        return indexer_key_states
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Return the number of keys and the first one's position, as without a cache."""

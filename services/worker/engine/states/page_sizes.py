@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.worker.engine.states.layers import StateModule
-from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, StateKept
+from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, NothingKept, RowsKept, StateKept
 from shared.messages.pools import DTYPE_BYTES
 
 PAGE_TOKENS = 16
@@ -32,7 +32,8 @@ def with_states(kept: Sequence[Kept], states: Sequence[StateModule]) -> list[Kep
 def page_size_for(kept: Sequence[Kept], dtype: str) -> int:
     """Return the tokens of a page: a power of two, PAGE_TOKENS where no layer carries a state."""
     once_bytes = sum(each.nbytes for each in kept if isinstance(each, StateKept))
-    token_bytes = DTYPE_BYTES[dtype] * sum(each.values for each in kept if isinstance(each, HeadsKept | LatentsKept))
+    of_tokens = HeadsKept | LatentsKept | RowsKept
+    token_bytes = DTYPE_BYTES[dtype] * sum(each.values for each in kept if isinstance(each, of_tokens))
     size = PAGE_TOKENS
     while size < MOST_PAGE_TOKENS and size * token_bytes < once_bytes:
         size *= 2

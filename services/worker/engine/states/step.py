@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -72,7 +72,15 @@ class _Group:
         )
 
 
-def slot_memory(modules: Sequence[StateModule], pages: int, device: torch.device) -> torch.Tensor:
+class Slotted(Protocol):
+    """Something with states within pages, of ``nbytes`` bytes a slot."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot."""
+
+
+def slot_memory(modules: Sequence[Slotted], pages: int, device: torch.device) -> torch.Tensor:
     """Return memory for the states within pages of requests over a pool of ``pages`` pages, uint8 [slots, nbytes].
 
     On a CPU an unused slot takes no memory. There are no more slots than pages: each request within a page has one of

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 from transformers import (
     BertConfig,
     BloomConfig,
     DogeConfig,
     LlamaConfig,
     MistralConfig,
+    MllamaConfig,
     PaliGemmaConfig,
     PhiConfig,
-    Qwen2VLConfig,
     Qwen3MoeConfig,
     T5Config,
 )
@@ -73,7 +74,7 @@ def load(path: Path, **changes: Any) -> ModelRunner:
     ("config", "reason"),
     [
         (T5Config(), "encoder-decoder"),
-        (Qwen2VLConfig(), "qwen2_vl takes more than text, and the library has no class .* part, qwen2_vl_text"),
+        (MllamaConfig(), "mllama takes more than text, and the library has no class .* part, mllama_text_model"),
         # The whole model sees text in both directions.
         (PaliGemmaConfig(), "paligemma takes more than text, and its text part was not proven"),
         (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM, which answers with no text"),
@@ -175,6 +176,57 @@ def test_a_window_that_does_not_reach_attention_is_refused(
         load(checkpoint("mistral"))
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4}}, "rotary embeddings are of kind mrope"),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}},
+            r"code in the folder \(modeling_own.OwnForCausalLM\)",
+        ),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}},
+            r"code in the folder \(configuration_own.OwnConfig\)",
+        ),
+    ],
+)
+def test_what_the_library_lacks_is_refused(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """Rotary embeddings of an unknown kind, and models whose class is in the folder, known type or not."""
+    LlamaConfig(**SMALL).save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | fields))
+
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_config(tmp_path)
+
+
+def test_code_in_the_folder_is_no_reason_where_the_library_has_the_class(tmp_path: Path) -> None:
+    """Many models bring the code from before the library had theirs; some spell the class otherwise."""
+    path = make_checkpoint("llama", tmp_path)
+    raw = json.loads((path / "config.json").read_text())
+    code = {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LLaMAForCausalLM"}
+    (path / "config.json").write_text(json.dumps(raw | {"auto_map": code}))
+
+    load(path).close()
+
+
+def test_weights_without_a_place_are_told(tmp_path: Path) -> None:
+    """A bias that the configuration leaves out changes answers, so the log names it."""
+    path = make_checkpoint("llama", tmp_path)
+    file = sorted(path.glob("*.safetensors"))[0]
+    save_file(load_file(file) | {"model.layers.0.self_attn.q_proj.bias": torch.ones(1)}, file, {"format": "pt"})
+    index = path / "model.safetensors.index.json"
+    named = json.loads(index.read_text())
+    named["weight_map"]["model.layers.0.self_attn.q_proj.bias"] = file.name
+    index.write_text(json.dumps(named))
+
+    with capture_logs() as lines:
+        load_model(path, load_config(path), dtype="auto", device="cpu")
+
+    (told,) = (line for line in lines if line["event"] == "weights_unused")
+    assert told["first"] == ["model.layers.0.self_attn.q_proj.bias"]
+
+
 def test_missing_weights_are_refused(tmp_path: Path) -> None:
     """A checkpoint that lacks a tensor is not filled with random numbers."""
     path = make_checkpoint("llama", tmp_path)
@@ -253,12 +305,12 @@ def test_directories_without_a_readable_model_are_refused(content: str | None, t
 
 
 def test_unreadable_weights_are_refused(tmp_path: Path) -> None:
-    """A truncated shard is an UnsupportedModel, not a crash of the library."""
+    """A truncated shard is an UnsupportedModel that names it, not a crash of the library."""
     path = make_checkpoint("llama", tmp_path)
     shard = sorted(path.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:1000])
 
-    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
+    with pytest.raises(UnsupportedModel, match=f"{shard.name} cannot be read: "):
         load(path)
 
 

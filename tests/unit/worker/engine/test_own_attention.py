@@ -12,14 +12,14 @@ import torch
 from transformers import MoshiConfig, XLMConfig
 
 from bench.model_support.tiny_configs import tiny_configs
-from bench.model_support.trial import save_random
+from bench.model_support.trial import ITS_OWN, PROMPT_TOKENS, Outcome, save_random, try_type
 from services.worker.engine.forward_meta import ForwardMeta, Segment
-from services.worker.engine.found_model import find_model
+from services.worker.engine.found_model import HIDING_WINDOWS, find_model
 from services.worker.engine.model_loading import load_config
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.own_attention import OwnAttention, in_order
 from services.worker.engine.probe import LayoutProbe
-from services.worker.kv.planes import LatentsKept
+from services.worker.kv.planes import LatentsKept, RowsKept
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported
 from shared.errors import InvariantViolated, UnsupportedModel
@@ -28,7 +28,7 @@ from tests.engine_driver import Request, page_tables, random_prompt, run_step
 from tests.unit.worker.engine.answers import assert_answers_as
 from tests.unit.worker.engine.test_layer_kinds import load
 
-KINDS = ("bloom", "falcon", "doge", "indexed")
+KINDS = ("bloom", "falcon", "doge", "indexed", "minimax_m3")
 
 
 @pytest.fixture
@@ -112,6 +112,17 @@ def test_index_keys_are_kept_beside_latents(checkpoint: Callable[[str], Path]) -
     runner.close()
 
 
+def test_index_keys_are_kept_behind_k_and_v(checkpoint: Callable[[str], Path]) -> None:
+    """In one row a token, where K and V have several heads: MiniMax-M3, whose first layers have no indexer."""
+    runner = load(checkpoint("minimax_m3"), 16)
+
+    kept = [layer.kept for layer in runner.pool.planes.layers]
+    assert kept == [RowsKept(2, 16, 16), RowsKept(2, 16, 16, 16), RowsKept(2, 16, 16, 16)]
+    assert runner.pool.planes.contents == "rows of K and V and index keys"
+    assert runner.pool.planes.content_bytes == 16 * 4 * (64 + 80 + 80)
+    runner.close()
+
+
 def test_other_steps_are_refused(bloom: ModelRunner) -> None:
     """Nothing takes part of such a model's attention for the whole."""
     one = torch.zeros(1, dtype=torch.int64)
@@ -147,6 +158,14 @@ def test_a_window_that_only_the_librarys_cache_knows_is_refused(tmp_path: Path) 
 
     with pytest.raises(UnsupportedModel, match="layer 0 of moshi has window None, configured is 24"):
         load(path)
+
+
+@pytest.mark.parametrize("kind", HIDING_WINDOWS)
+def test_masks_of_these_models_hide_what_is_before_a_window(kind: str, tmp_path: Path) -> None:
+    """Answers over prompts longer than the windows are those of ``generate``, whose cache drops it."""
+    assert try_type(kind, tmp_path, seed=1) == Outcome("served", ITS_OWN)
+    config = load_config(tmp_path / "0")
+    assert 0 < config.sliding_window < PROMPT_TOKENS
 
 
 def test_a_model_that_needs_a_mask_attends_itself(tmp_path: Path) -> None:

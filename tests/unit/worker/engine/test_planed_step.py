@@ -23,6 +23,7 @@ from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.planed_step import PlanedStep
 from services.worker.evaluation.runner_scorer import RunnerScorer
+from services.worker.importance.obstacles import obstacle_to_parts
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import HeadsKept, Kept, LatentsKept, StateKept, identity_map, map_planes
 from services.worker.restore.projection import KvProjection
@@ -230,7 +231,9 @@ def test_what_counts_on_k_and_v_of_all_layers_is_refused(family: str, contents: 
 def test_no_part_of_such_a_prefix_is_read(load_runner: LoadRunner) -> None:
     """The worker says so when it starts, and why."""
     bus: Any = None
+    runner = load_runner("mla")
+    obstacle = obstacle_to_parts(runner, 2**20)
 
     with capture_logs() as logged:
-        assert make_disk_reads(WorkerConfig(model="unused"), load_runner("mla"), bus) is None
+        assert make_disk_reads(WorkerConfig(model="unused"), runner, bus, obstacle) is None
     assert [line["reason"] for line in logged if line["event"] == "worker_reads_no_parts"] == ["pages hold latents"]

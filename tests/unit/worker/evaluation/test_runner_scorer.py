@@ -23,6 +23,7 @@ from services.worker.importance.importance_step import ImportanceStep
 from services.worker.importance.important_prefix import ImportantPrefix, LoadingRule
 from services.worker.importance.selection import Budget
 from shared.errors import ConfigError, ContextTooLong, UnsupportedModel
+from shared.importance import PROBE_HEADS
 from tests.checkpoints import FAMILIES
 from tests.engine_driver import random_prompt
 from tests.unit.worker.runners import LoadRunner
@@ -115,7 +116,8 @@ def _served(runner: ModelRunner, one: Asked, answer: tuple[int, ...], metric: st
     pages, where the scorer computed it; the request has its own behind them.
     """
     pages = torch.arange(runner.pool.pages, dtype=torch.int32).numpy()
-    stored = StoredPrefix(runner.pool.tensor.flatten(2, 3)[:, :, : len(PREFIX)].clone(), ())
+    kv = runner.pool.tensor.flatten(2, 3)[:, :, : len(PREFIX)].clone()
+    stored = StoredPrefix(kv, range(min(PROBE_HEADS, kv.shape[3])))
     prefix = ImportantPrefix(stored, LoadingRule(Budget(0.25), metric), runner.geometry.layers)
     logits, at = [], len(PREFIX)
     # The last page of the prefix has room for the request's first tokens; other questions overwrite them only later.

@@ -11,7 +11,7 @@ def view_of(weights: list[torch.Tensor], *, kv_heads: int | None = None, layer: 
     """A view of questions, numbered from ``first``, with these weights ``[query_heads, rows, tokens]``."""
     heads, _, tokens = weights[0].shape
     numbers = tuple(range(first, first + len(weights)))
-    return LayerView(layer, (0, tokens), (heads, kv_heads or heads), numbers, lambda: weights)
+    return LayerView(layer, (0, tokens), (heads, kv_heads or heads), numbers, lambda is_rounded: weights)
 
 
 def random_view(questions: int, *, heads: int = 4, tokens: int = 40, layer: int = 0, seed: int = 0) -> LayerView:

@@ -45,8 +45,12 @@ class OnDisk(StoredPrefix):
         self.error: type[Exception] = SparsePrefixLost
         self.on_read: Callable[[], None] = lambda: None
 
-    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        return self._read(layer, super().keys(layer, heads, start, end))
+    def probe_keys(self, layer: int, heads: Sequence[int], start: int, layers: int = 1) -> tuple[torch.Tensor, int]:
+        keys, nbytes = super().probe_keys(layer, heads, start, layers)
+        return self._read(layer, keys), nbytes
+
+    def keys(self, layer: int, start: int) -> torch.Tensor:
+        return self._read(layer, super().keys(layer, start))
 
     def gather(self, layer: int, tokens: torch.Tensor) -> torch.Tensor:
         return self._read(layer, super().gather(layer, tokens))

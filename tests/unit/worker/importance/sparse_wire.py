@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from bench.stored_prefix import StoredPrefix
+from services.storage.sparse.key_codes import encode_keys
 from services.storage.sparse_calls import SparseCalls
 from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.disk_reads import DiskReads
@@ -22,6 +23,7 @@ from services.worker.importance.storage_calls import StorageCalls
 from services.worker.kv.device_pool import TORCH_DTYPES
 from shared import subjects
 from shared.chunks import chunk_tokens
+from shared.importance import PROBE_HEADS
 from shared.memory import unlink_all
 from shared.messages.base import unpack_int32
 from shared.messages.pools import KvGeometry
@@ -73,6 +75,7 @@ class ArrayReader:
 
     def __init__(self, kv: torch.Tensor, page_size: int) -> None:
         self._bytes = kv.view(torch.uint8).numpy()  # The last dimension is head_dim in bytes.
+        self._codes = encode_keys(self._bytes[:, 0], str(kv.dtype).removeprefix("torch."))
         self._chunk_tokens = chunk_tokens(page_size)
         self.asked: list[ReadSparse] = []
         self.began = threading.Event()
@@ -97,10 +100,11 @@ class ArrayReader:
         chunks = len(call.chunks) // 16
         assert call.chunks == names_of(first + chunks)[16 * first :]
         held = range(call.depth, call.depth + chunks * self._chunk_tokens)
-        if call.part == "keys":
+        if call.part in ("codes", "keys"):
             assert call.start in held
             assert call.end - 1 in held
-            layers = self._bytes[call.layer : call.layer + call.layers, 0]
+            keys = self._codes if call.part == "codes" else self._bytes[:, 0]
+            layers = keys[call.layer : call.layer + call.layers]
             rows: np.ndarray = layers[:, call.start : call.end, list(call.heads)].swapaxes(1, 2)
             return rows
         assert call.layers == 1
@@ -150,7 +154,7 @@ class SparseWire:
         return DiskPrefix(sparse_prefix(self.geometry, depth, start, end), self.reads(timeout_s))
 
     def stored(self, start: int, end: int) -> StoredPrefix:
-        return StoredPrefix(self._kv[:, :, start:end], (), start)
+        return StoredPrefix(self._kv[:, :, start:end], range(min(PROBE_HEADS, self.geometry.kv_heads)), start)
 
     def close_gate(self, layer: int) -> None:
         self.reader.gates[layer] = asyncio.Event()

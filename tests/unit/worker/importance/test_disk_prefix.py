@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,13 +12,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.stored_prefix import StoredPrefix
 from services.storage import sparse_calls
 from services.worker.importance.disk_prefix import DiskPrefix
 from services.worker.importance.read_buffers import ReadBuffers
 from shared.chunks import chunk_tokens
 from shared.errors import ConfigError, IntegrityError, InvalidRequest, NotFound, SparsePrefixLost, ThermoclineError
+from shared.importance import PROBE_HEADS
 from shared.memory.segment import SHM_DIRECTORY
 from shared.messages.pools import KvGeometry
+from shared.messages.sparse_reads import MOST_LAYERS, code_bytes
 from tests.unit.worker.importance.sparse_wire import GEOMETRY, TOKEN_BYTES, SparseWire, made_kv, sparse_prefix
 
 MakeWire = Callable[..., SparseWire]
@@ -45,6 +48,12 @@ def make_wire() -> Iterator[MakeWire]:
         one.close()
 
 
+def same_keys(disk: DiskPrefix, stored: StoredPrefix, layer: int, heads: Sequence[int], start: int) -> bool:
+    """Whether the keys for choosing are those of memory, in value, type and bytes."""
+    (found, nbytes), (expected, expected_nbytes) = (source.probe_keys(layer, heads, start) for source in (disk, stored))
+    return found.dtype == expected.dtype and torch.equal(found, expected) and nbytes == expected_nbytes
+
+
 @st.composite
 def _geometries(draw: st.DrawFn) -> KvGeometry:
     return KvGeometry(
@@ -65,7 +74,8 @@ def test_what_is_read_equals_what_was_stored(geometry: KvGeometry, data: st.Data
     end = (first + data.draw(st.integers(1, 3), label="chunks")) * size
     pages = data.draw(st.integers(0, size // geometry.page_size - 1), label="pages before the start")
     start = first * size + pages * geometry.page_size
-    token_bytes = geometry.token_bytes // geometry.layers
+    codes = MOST_LAYERS * min(PROBE_HEADS, geometry.kv_heads) * code_bytes(geometry.head_dim)
+    token_bytes = max(geometry.token_bytes // geometry.layers, codes)
     slot_bytes = -(-token_bytes * data.draw(st.integers(1, 40), label="tokens of a slot") // 64) * 64
     kv = made_kv(geometry, end)
     wire = SparseWire(
@@ -88,7 +98,8 @@ def test_what_is_read_equals_what_was_stored(geometry: KvGeometry, data: st.Data
 
         assert (disk.start, disk.end, disk.tokens) == (stored.start, stored.end, stored.tokens)
         assert (disk.kv_heads, disk.token_bytes) == (stored.kv_heads, stored.token_bytes)
-        assert torch.equal(disk.keys(layer, heads, low, end), stored.keys(layer, heads, low, end))
+        assert same_keys(disk, stored, layer, heads, low)
+        assert torch.equal(disk.keys(layer, low), stored.keys(layer, low))
         assert torch.equal(disk.gather(layer, tokens), stored.gather(layer, tokens))
         assert torch.equal(disk.values_by_head(layer, by_head), stored.values_by_head(layer, by_head))
         assert wire.buffers.taken == 0
@@ -152,10 +163,10 @@ def test_an_error_of_the_storage_is_one_error_here(wire: SparseWire, error: Exce
     code = error.code if isinstance(error, ThermoclineError) else "internal_error"
 
     with pytest.raises(SparsePrefixLost, match=code):
-        prefix.keys(0, (0,), 0, 10)
+        prefix.probe_keys(0, (0,), 0)
     wire.reader.error = None
 
-    assert torch.equal(prefix.keys(0, (0,), 0, 10), wire.stored(0, 256).keys(0, (0,), 0, 10))
+    assert same_keys(prefix, wire.stored(0, 256), 0, (0,), 0)
 
 
 def test_altered_bytes_are_not_used(wire: SparseWire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,12 +216,26 @@ def test_keys_of_several_layers_come_by_one_read(wire: SparseWire) -> None:
     """They are read beside the computation, and the layers that want them read none themselves, also when repeated."""
     prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
     assert prefix.prefetch_keys(1, 2, (0, 1), 64)
+    assert wire.reader.began.wait(20)
 
-    ahead = [prefix.keys(layer, (0, 1), 64, 256) for layer in (1, 1, 2)]
-
-    for found, layer in zip(ahead, (1, 1, 2), strict=True):
-        assert torch.equal(found, stored.keys(layer, (0, 1), 64, 256))
+    for layer in (1, 1, 2):
+        assert same_keys(prefix, stored, layer, (0, 1), 64)
     assert {(call.layer, call.layers) for call in wire.reader.asked} == {(1, 2)}
+
+
+def test_keys_of_several_layers_are_kept_until_the_last_of_them_has_asked(wire: SparseWire) -> None:
+    """One read serves three layers; behind the last of them nothing is kept for the rest of the request."""
+    prefix, stored = wire.prefix(0, 0, 256), wire.stored(0, 256)
+
+    found = [prefix.probe_keys(layer, (0, 1), 64, 3)[0] for layer in (0, 1, 2)]
+    once = {(call.layer, call.layers) for call in wire.reader.asked}
+    wire.reader.asked.clear()
+    again = prefix.probe_keys(2, (0, 1), 64)[0]
+
+    for layer, keys in enumerate([*found[:2], again]):
+        assert torch.equal(keys, stored.probe_keys(layer, (0, 1), 64)[0])
+    assert once == {(0, 3)}
+    assert {(call.layer, call.layers) for call in wire.reader.asked} == {(2, 1)}
 
 
 def test_what_earlier_layers_did_not_use_is_forgotten(wire: SparseWire) -> None:
@@ -220,9 +245,9 @@ def test_what_earlier_layers_did_not_use_is_forgotten(wire: SparseWire) -> None:
     assert prefix.prefetch_keys(1, 1, (0,), 0)
     assert not prefix.prefetch_keys(2, 1, (0,), 0)
 
-    found = prefix.keys(1, (0,), 0, 256)
+    is_same = same_keys(prefix, stored, 1, (0,), 0)
 
-    assert torch.equal(found, stored.keys(1, (0,), 0, 256))
+    assert is_same
     assert prefix.prefetch_keys(2, 1, (0,), 0)
 
 
@@ -233,7 +258,7 @@ def test_other_keys_than_those_read_ahead_are_read(wire: SparseWire, asked: tupl
     layer, heads, start = asked
     prefix.prefetch_keys(1, 1, (0, 1), 64)
 
-    assert torch.equal(prefix.keys(layer, heads, start, 256), stored.keys(layer, heads, start, 256))
+    assert same_keys(prefix, stored, layer, heads, start)
 
 
 def test_demand_does_not_wait_for_what_is_read_ahead(make_wire: MakeWire) -> None:
@@ -247,13 +272,13 @@ def test_demand_does_not_wait_for_what_is_read_ahead(make_wire: MakeWire) -> Non
     prefix.prefetch_keys(1, 1, (0,), 0)
 
     kv = other.gather(0, torch.arange(8))
-    keys = prefix.keys(1, (0,), 0, 64)
+    is_same = same_keys(prefix, stored, 1, (0,), 0)
     held.set()
 
     assert blocked is not None
     assert torch.equal(kv, stored.gather(0, torch.arange(8)))
-    assert torch.equal(keys, stored.keys(1, (0,), 0, 64))
-    assert [(call.part, call.layer) for call in wire.reader.asked] == [("kv", 0), ("keys", 1)]
+    assert is_same
+    assert [(call.part, call.layer) for call in wire.reader.asked] == [("kv", 0), ("codes", 1)]
 
 
 def test_a_read_that_waits_for_a_slot_does_not_hold_up_the_end(make_wire: MakeWire) -> None:
@@ -265,7 +290,7 @@ def test_a_read_that_waits_for_a_slot_does_not_hold_up_the_end(make_wire: MakeWi
 
     def read() -> torch.Tensor:
         waits.set()
-        return prefix.keys(0, (0,), 0, 64)
+        return prefix.keys(0, 0)
 
     begun = reads.ahead(read)
     assert begun is not None
@@ -284,10 +309,10 @@ def test_an_error_of_keys_read_ahead_is_raised_where_they_are_wanted(wire: Spars
     prefix.prefetch_keys(1, 1, (0,), 0)
 
     with pytest.raises(SparsePrefixLost, match="integrity_error"):
-        prefix.keys(1, (0,), 0, 256)
+        prefix.probe_keys(1, (0,), 0)
     wire.reader.error = None
 
-    assert torch.equal(prefix.keys(1, (0,), 0, 256), wire.stored(0, 256).keys(1, (0,), 0, 256))
+    assert same_keys(prefix, wire.stored(0, 256), 1, (0,), 0)
 
 
 def test_reading_ahead_is_bounded(wire: SparseWire) -> None:
@@ -334,5 +359,9 @@ def test_a_slot_must_hold_a_token(make_wire: MakeWire) -> None:
 
     with pytest.raises(ConfigError, match="sparse-buffer-bytes"):
         wire.reads()
+    # K and V of a token have 48 bytes, and its codes in four layers 96: cutting them into calls would never end.
+    few = KvGeometry(layers=4, kv_heads=3, head_dim=2, page_size=16, dtype="float32")
+    with pytest.raises(ConfigError, match="sparse-buffer-bytes"):
+        make_wire(made_kv(few, 64), few, slot_bytes=64, slots=2).reads()
     with pytest.raises(ConfigError, match="slots"):
         ReadBuffers("unused", 100)

@@ -60,7 +60,7 @@ async def read_by_a_worker(disk: Reading) -> AsyncIterator[tuple[DiskPrefix, Sto
     )
     kv = torch.from_numpy(disk.kv).view(TORCH_DTYPES[GEOMETRY.dtype])
     try:
-        yield DiskPrefix(sparse, reads), StoredPrefix(kv[:, :, START:END], (), START)
+        yield DiskPrefix(sparse, reads), StoredPrefix(kv[:, :, START:END], range(3), START)
     finally:
         await reads.close()
         await storage.close()
@@ -77,8 +77,12 @@ async def test_what_the_disk_holds_arrives(key_id: str) -> None:
     async with reading(key_id=key_id, order=order) as disk, read_by_a_worker(disk) as (prefix, stored):
         for layer in range(GEOMETRY.layers):
             for heads in ((0, 1, 2), (3,)):
-                keys = await asyncio.to_thread(prefix.keys, layer, heads, 90, END)
-                assert same(keys, stored.keys(layer, heads, 90, END))
+                keys, nbytes = await asyncio.to_thread(prefix.probe_keys, layer, heads, 90)
+                expected, expected_nbytes = stored.probe_keys(layer, heads, 90)
+                assert torch.equal(keys.nan_to_num(), expected.nan_to_num())
+                assert torch.equal(keys.isnan(), expected.isnan())
+                assert nbytes == expected_nbytes
+            assert same(await asyncio.to_thread(prefix.keys, layer, 90), stored.keys(layer, 90))
             kv = await asyncio.to_thread(prefix.gather, layer, tokens)
             assert same(kv, stored.gather(layer, tokens))
             values = await asyncio.to_thread(prefix.values_by_head, layer, by_head)

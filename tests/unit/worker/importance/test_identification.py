@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from services.worker.importance import identification
 from services.worker.importance.identification import (
-    BLOCK_ROWS,
     ProbeHeads,
     ProbeUnit,
     Rows,
@@ -16,7 +16,7 @@ from services.worker.importance.identification import (
     identify,
     measure_importance,
 )
-from services.worker.importance.metrics import metric_named
+from services.worker.importance.metrics import Pooled, metric_named
 from services.worker.importance.selection import Budget
 from shared.errors import ConfigError
 
@@ -50,23 +50,50 @@ def test_there_is_a_probe_head() -> None:
     assert len(ProbeHeads(3).units(4, 2)) == 2
 
 
+@pytest.mark.parametrize("metric", ["h2o", "last", "max"])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (None, 5.0)])
-def test_importance_is_the_attention_that_is_paid(window: int | None, softcap: float | None) -> None:
-    """Column sums equal those of causal attention written out, the request's own tokens included in the softmax."""
+def test_importance_is_the_attention_that_is_paid(
+    window: int | None, softcap: float | None, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores equal those of causal attention written out, the request's own tokens included in the softmax, whatever
+    part of the weights is in memory at a time.
+    """
     generator = torch.Generator().manual_seed(0)
-    prefix, new = 12, BLOCK_ROWS + 3
+    prefix, new = 12, 31
+    monkeypatch.setattr(identification, "MOST_WEIGHTS", 4 * 4 * (prefix + new))  # Four rows of four heads.
     query = torch.randn(4, new, 8, generator=generator)
     keys = torch.randn(2, prefix + new, 8, generator=generator)
     rows = Rows(query, prefix, 0.5, window, softcap)
 
-    found = measure_importance(rows, keys, torch.arange(prefix + new), prefix, head_units(4, 2), metric_named("h2o"))
+    found = measure_importance(rows, keys, torch.arange(prefix + new), prefix, head_units(4, 2), metric_named(metric))
 
     scores = torch.einsum("htd,hsd->hts", query, keys.repeat_interleave(2, 0)) * 0.5
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     at, position = torch.arange(prefix, prefix + new)[:, None], torch.arange(prefix + new)
     hidden = (position > at) | (position <= at - (window or 10_000))
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)[:, :, :prefix]
-    torch.testing.assert_close(found, weights.view(2, 2, new, prefix).sum((1, 2)), atol=1e-5, rtol=1e-4)
+    by_unit = weights.view(2, 2, new, prefix)
+    expected = {"h2o": by_unit.sum((1, 2)), "last": by_unit[:, :, -1].sum(1), "max": by_unit.amax((1, 2))}
+    torch.testing.assert_close(found, expected[metric], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("metric", "largest"), [("h2o", 4 * 4), ("last", 4), ("last_pooled", 4)])
+def test_weights_in_memory_are_bounded(metric: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long question some rows at a time; of metrics of the last token, its row alone."""
+    monkeypatch.setattr(identification, "MOST_WEIGHTS", 4 * 4 * 62)
+    seen: list[int] = []
+
+    class Spy(Pooled):
+        def fold(self, importance: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            seen.append(weights[..., 0].numel())
+            return super().fold(importance, weights)
+
+    plain = metric_named(metric)
+    rows = Rows(torch.randn(4, 50, 8), 12, 0.5, None, None)
+    measure_importance(rows, torch.randn(2, 62, 8), torch.arange(62), 12, head_units(4, 2), Spy(plain))
+
+    assert max(seen) == largest
+    assert sum(seen) == (4 * 50 if metric == "h2o" else 4)
 
 
 def test_heads_that_agree_share_the_voted_set() -> None:

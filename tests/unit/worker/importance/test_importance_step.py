@@ -127,7 +127,7 @@ def test_a_random_model_falls_back(load_runner: LoadRunner) -> None:
     assert prefix.bytes_read.by_kind() == {
         "probe_keys": 3 * 3 * 200 * token,
         "chosen": 0,
-        "fallback_keys": 3 * 200 * token,
+        "fallback_keys": 3 * 4 * 200 * token,
         "fallback_values": 3 * 4 * 50 * token,
     }
 

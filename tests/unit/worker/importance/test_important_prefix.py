@@ -13,6 +13,7 @@ from services.worker.importance.important_prefix import ImportantPrefix, Loading
 from services.worker.importance.kept_kv import KeptInMemory
 from services.worker.importance.selection import Budget
 from shared.errors import ConfigError
+from shared.messages.sparse_reads import code_bytes
 
 LAYERS, KV_HEADS, TOKENS, HEAD_DIM = 3, 4, 40, 8
 VECTOR = HEAD_DIM * 4
@@ -57,7 +58,7 @@ def test_heads_that_agree_read_what_they_need() -> None:
     assert prefix.positions[1].tolist() == [list(range(4, 14))]
     assert torch.equal(kept_of(prefix, 1), kv[1, :, 4:14].transpose(1, 2))
     assert prefix.bytes_read.by_kind() == {
-        "probe_keys": 3 * TOKENS * VECTOR,
+        "probe_keys": 3 * TOKENS * code_bytes(HEAD_DIM),
         "chosen": 2 * KV_HEADS * 10 * VECTOR,
         "fallback_keys": 0,
         "fallback_values": 0,
@@ -65,7 +66,7 @@ def test_heads_that_agree_read_what_they_need() -> None:
 
 
 def test_heads_that_disagree_read_all_keys_and_values_of_their_own() -> None:
-    """Every head attends over what itself finds important; its K was read for choosing."""
+    """Every head attends over what itself finds important; its K was read for choosing, not rounded."""
     kv = make_kv(agreeing=False)
     prefix = ImportantPrefix(StoredPrefix(kv, (0, 1, 2)), RULE, LAYERS)
 
@@ -78,9 +79,9 @@ def test_heads_that_disagree_read_all_keys_and_values_of_their_own() -> None:
         assert tokens.tolist() == best.tolist()
         assert torch.equal(kept_of(prefix, 0)[:, head], kv[0, :, tokens, head])
     assert prefix.bytes_read.by_kind() == {
-        "probe_keys": 3 * TOKENS * VECTOR,
+        "probe_keys": 3 * TOKENS * code_bytes(HEAD_DIM),
         "chosen": 0,
-        "fallback_keys": TOKENS * VECTOR,
+        "fallback_keys": KV_HEADS * TOKENS * VECTOR,
         "fallback_values": KV_HEADS * 10 * VECTOR,
     }
 
@@ -90,8 +91,13 @@ class KeysWanted(StoredPrefix):
 
     def __init__(self, kv: torch.Tensor) -> None:
         super().__init__(kv, ())
+        self.read: list[tuple[int, int]] = []
         self.wanted: list[tuple[int, int, tuple[int, ...], int]] = []
         self.is_busy = False
+
+    def probe_keys(self, layer: int, heads: Sequence[int], start: int, layers: int = 1) -> tuple[torch.Tensor, int]:
+        self.read.append((layer, layers))
+        return super().probe_keys(layer, heads, start, layers)
 
     def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
         if not self.is_busy:
@@ -114,7 +120,7 @@ def test_keys_are_prefetched_as_far_as_the_next_layer_sees() -> None:
 
 
 def test_without_windows_one_read_brings_keys_of_several_layers() -> None:
-    """The next one begins two layers before its keys are needed."""
+    """The first one too, and the next begins two layers before its keys are needed."""
     source = KeysWanted(make_kv(agreeing=True).repeat(4, 1, 1, 1, 1))
     prefix = ImportantPrefix(source, RULE, 12)
 
@@ -124,7 +130,8 @@ def test_without_windows_one_read_brings_keys_of_several_layers() -> None:
         begun.append([(first, count) for first, count, _, _ in source.wanted])
         source.wanted.clear()
 
-    assert begun == [[(1, 4)], [], [(5, 4)], [], [], [], [(9, 3)], *[[]] * 5]
+    assert source.read == [(0, 4), *((layer, 1) for layer in range(1, 12))]
+    assert begun == [[], [(4, 4)], [], [], [], [(8, 4)], *[[]] * 6]
 
 
 def test_keys_of_heads_that_copies_do_not_have_apart_are_prefetched_by_layer() -> None:
@@ -143,12 +150,13 @@ def test_a_read_of_keys_that_was_not_begun_is_tried_again() -> None:
     source = KeysWanted(make_kv(agreeing=True).repeat(2, 1, 1, 1, 1))
     prefix = ImportantPrefix(source, RULE, 6)
     source.is_busy = True
-    prefix.choose(0, rows(), OWN, AT)
+    for layer in (0, 1):
+        prefix.choose(layer, rows(), OWN, AT)
     source.is_busy = False
 
-    prefix.choose(1, rows(), OWN, AT)
+    prefix.choose(2, rows(), OWN, AT)
 
-    assert source.wanted == [(2, 4, (0, 1, 2), 0)]
+    assert source.wanted == [(4, 2, (0, 1, 2), 0)]
 
 
 def test_prefetching_keys_can_be_left_off() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.worker.importance.identification import BLOCK_ROWS, Rows
-from services.worker.importance.sparse_attention import attend_selected
+from services.worker.importance.identification import Rows
+from services.worker.importance.sparse_attention import BLOCK_ROWS, attend_selected
 from tests.unit.worker.importance.oracle import attend_masked
 
 PREFIX, HEADS, KV_HEADS, HEAD_DIM = 23, 4, 2, 8

@@ -98,6 +98,31 @@ async def test_a_slot_is_free_when_both_sides_are_done(reader_first: bool) -> No
     assert asking.bus.calls[0][0] == subjects.rpc("storage", "sparse", "s")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [ANSWER, encode(SparseRead(error="torn", code="integrity_error")), b"no answer", PayloadTooLarge("too long")],
+    ids=["answer", "error", "garbage", "refusal"],
+)
+async def test_a_slot_is_free_once_the_reader_that_has_an_answer_is_done(said: bytes | Exception) -> None:
+    """The storage is done with it by then, so that the next read need not wait for another turn of the loop."""
+    asking, ended = Asking(), list[int]()
+    await asking.begin()
+
+    def read(_: object) -> None:
+        asking.pending.leave()
+        ended.append(asking.ended)
+
+    asking.pending._answer.add_done_callback(read)
+    _, called = asking.bus.calls[0]
+    if isinstance(said, bytes):
+        called.set_result(said)
+    else:
+        called.set_exception(said)
+    await settle(lambda: bool(ended))
+
+    assert ended == [1]
+
+
 async def test_a_lost_answer_is_asked_for_again() -> None:
     """The reader hears of it at once; the slot is kept until a call for the same memory was answered."""
     asking = Asking(ask_again_s=0.0)

@@ -34,7 +34,7 @@ class Promoting:
         self.loads = self.make(self.waiting.append)
 
     def make(self, submit: Callable[[Callable[[], None]], object] | None) -> Loads:
-        loads = Loads(GEOMETRY, 50, BatchedMover(self.device), timeout_s=5, clock_ns=lambda: 7, submit=submit)
+        loads = Loads(GEOMETRY, 50, BatchedMover(self.device), timeout_s=60, clock_ns=lambda: 7, submit=submit)
         loads.attach("s", self.host.handle)
         return loads
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from services.storage.pools import open_device_pool
 from services.worker.kv.layer_gate import LoadRejected
@@ -51,7 +51,7 @@ def segments() -> list[str]:
     return [name for name in os.listdir("/dev/shm") if SHM_PREFIX in name]
 
 
-def check_tokens(group: GroupRunner, model: Path) -> None:
+def check_tokens(group: GroupRunner, model: Path | PreTrainedModel) -> None:
     """Steps that mix chunks of prompts with decode tokens give what Hugging Face generates for each prompt alone."""
     reference, seeds = Reference(model), itertools.count()
     prompts = [
@@ -76,7 +76,7 @@ def loads_from(group: GroupRunner, host: HostPoolView) -> Loads:
         group.geometry,
         group.pool.pages,
         PartsMover(group.geometry, group.parts.parts, BatchedMover),
-        timeout_s=10,
+        timeout_s=60,
         clock_ns=time.monotonic_ns,
     )
     loads.attach("s", host.handle)

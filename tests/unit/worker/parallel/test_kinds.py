@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, DiffLlamaConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, DiffLlamaConfig
 
+from bench.model_support.tiny_configs import tiny_configs
+from bench.model_support.trial import save_random
+from services.worker.engine.model_loading import load_config
 from services.worker.parallel.division import Share
 from services.worker.parallel.loading import has_sinks, load_share
 from services.worker.restore.refusals import HiddenStatesUnsupported
@@ -84,6 +87,29 @@ def test_ranks_of_today_s_experts_answer_as_one_does(family: str, ranks: int, tm
         check_host_prefix(group)
 
     assert not segments()
+
+
+@pytest.mark.parametrize("is_by_columns", [False, True])
+def test_experts_are_divided_by_rows_or_columns(tmp_path: Path, *, is_by_columns: bool) -> None:
+    """Those of Qwen3-VL are published by columns and saved by rows; tokens are those of the whole model."""
+    config = next(iter(tiny_configs("qwen3_vl_moe")))
+    config.text_config.moe_intermediate_size = 48  # Not square, which would not tell rows from columns.
+    model = save_random(config, tmp_path, seed=0)
+    if is_by_columns:
+        rewritten(model, lambda name, tensor: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor)
+
+    with group_of(model, 2) as group:
+        check_tokens(group, AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval())
+
+    assert not segments()
+
+
+def test_experts_whose_shape_tells_nothing_are_refused(tmp_path: Path) -> None:
+    """Square ones may be stored by rows or by columns."""
+    model = save_random(next(iter(tiny_configs("qwen3_vl_moe"))), tmp_path, seed=0)
+
+    with pytest.raises(UnsupportedModel, match="does not tell its rows"):
+        load_share(model, load_config(model), Share(0, 2), dtype="float32", device=torch.device("cpu"))
 
 
 def test_keys_that_need_the_heads_of_all_ranks_are_not_restored(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ def ends(shape: ServedShape) -> None:
     os._exit(3)
 
 
+def ends_behind_its_socket(shape: ServedShape) -> None:
+    """As a crash on a busy machine, or one that leaves a core dump."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    threading.Event().wait(1.0)
+    os._exit(4)
+
+
 def breaks_the_context(shape: ServedShape) -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it")
 
@@ -74,6 +81,7 @@ FAULTS = {
     "crash": crashes,
     "exit": ends,
     "sticky": breaks_the_context,
+    "late": ends_behind_its_socket,
 }
 
 PARTS = tuple(_part(name, prove) for name, prove in FAULTS.items())

@@ -9,8 +9,9 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from services.worker.kv.host_pools import HostPools
-from services.worker.proving import choosing, process
+from services.worker.proving import choosing, device
 from services.worker.proving.device import prove_device
+from services.worker.proving.part import Part, Way
 from services.worker.proving.process import ProvingProcess
 from services.worker.proving.table import Attempt, Proof, ProofTable, ServedShape
 from services.worker.shortfalls import shortfalls
@@ -19,7 +20,7 @@ from shared.degradations import line
 from shared.messages.pools import KvGeometry
 from shared.metrics import REGISTRY
 from tests.unit.worker.proving import faulty_parts
-from tests.unit.worker.proving.faulty_parts import FAULTS, PARTS
+from tests.unit.worker.proving.faulty_parts import FAULTS, PARTS, hangs
 
 SHAPE = ServedShape(
     device="cpu",
@@ -32,12 +33,20 @@ REASONS = {
     "nan": "WrongResult: ones: 4 of 4 values differ, by up to inf",
     "refused": "TransportError: cudaHostRegister of 4 bytes failed with code 2",
     "missing": "ModuleNotFoundError: No module named 'flashinfer_of_another_machine'",
-    "hang": "no answer within 3 s",
+    "hang": "no answer within 1 s",
     "killed": "the process that tried it ended by signal SIGKILL",
     "crash": "the process that tried it ended by signal SIGSEGV",
     "exit": "the process that tried it ended with exit code 3",
     "sticky": "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "late": "the process that tried it ended with exit code 4",
 }
+
+
+class Impatient(ProvingProcess):
+    """Waits long only for what comes."""
+
+    def attempt(self, part: Part, way: Way, limit_s: float) -> Attempt:
+        return super().attempt(part, way, 1.0 if way.prove is hangs else limit_s)
 
 
 class Proven(NamedTuple):
@@ -51,7 +60,8 @@ class Proven(NamedTuple):
 def proven() -> Proven:
     """All faults in a row, through real processes."""
     with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
-        patch.setattr(choosing, "WAY_SECONDS", 3.0)
+        patch.setattr(device, "ProvingProcess", Impatient)
+        patch.setattr(choosing, "ALL_SECONDS", 3600.0)
         return Proven(prove_device(SHAPE, PARTS, f"{faulty_parts.__name__}:PARTS"), logs)
 
 
@@ -106,9 +116,8 @@ def test_the_ready_line_and_the_cell_say_what_was_lost_and_what_to_report(proven
     assert list(shortfalls("worker-0", HostPools(SHAPE.geometry), "", {}, StepRows(), passed)) == []
 
 
-def test_a_device_that_cannot_be_had_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_had_is_told_once() -> None:
     """No process is started again and again for it."""
-    monkeypatch.setattr(process, "START_SECONDS", 60.0)
     trier = ProvingProcess("no.such.module:PARTS", SHAPE)
     part = PARTS[0]
 

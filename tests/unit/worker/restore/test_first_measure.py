@@ -7,7 +7,9 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from msgspec import structs
@@ -19,7 +21,7 @@ from services.worker.restore.figures import RestorationProfile
 from services.worker.restore.first_measure import FILE_NAME, cache_path, first_costs
 from services.worker.restore.measured_costs import costs_of_first_start, measured_costs, prove_projection
 from shared.errors import ConfigError
-from tests.unit.worker.restore.test_measured_costs import HERE, MEASURED
+from tests.unit.worker.restore.test_measured_costs import FIGURE, HERE, IMPOSSIBLE, MEASURED
 
 LoadRunner = Callable[..., ModelRunner]
 
@@ -76,7 +78,7 @@ def test_models_whose_hidden_states_save_nothing_are_not_measured(load_runner: L
 
 def test_what_is_remembered_holds_for_this_model_on_this_machine() -> None:
     """Another is measured, and forgets nothing."""
-    other = structs.replace(MEASURED, parameters=2000)
+    other = structs.replace(MEASURED, model_bytes=2000)
     measure, measure_other, elsewhere = _Measuring(), _Measuring(other), _Measuring()
 
     assert first_costs(HERE, MACHINE, measure) is not None
@@ -87,7 +89,7 @@ def test_what_is_remembered_holds_for_this_model_on_this_machine() -> None:
     assert (measure.count, measure_other.count, elsewhere.count) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"version": 2, "machine": null}'])
+@pytest.mark.parametrize("content", ["", "{}", '{"version": 3, "machine": null}'])
 def test_a_damaged_memory_is_measured_anew(content: str) -> None:
     """Whatever stands in the file."""
     cache_path().parent.mkdir(parents=True)
@@ -97,6 +99,41 @@ def test_a_damaged_memory_is_measured_anew(content: str) -> None:
     assert first_costs(HERE, MACHINE, measure) is not None
     assert first_costs(HERE, MACHINE, measure) is not None
     assert measure.count == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"figures": ()},
+        *({"figures": (structs.replace(FIGURE, **{name: value}),)} for name, value in IMPOSSIBLE),
+    ],
+)
+def test_a_damaged_entry_is_measured_again(damage: dict[str, Any]) -> None:
+    """The log names the file, and the entry is replaced."""
+    first_costs(HERE, MACHINE, _Measuring())
+    whole = cache_path().read_bytes()
+    file = msgspec.json.decode(whole)
+    file["restorations"] = [msgspec.to_builtins(structs.replace(MEASURED, **damage))]
+    cache_path().write_bytes(msgspec.json.encode(file))
+    measure = _Measuring()
+
+    with structlog.testing.capture_logs() as lines:
+        costs = first_costs(HERE, MACHINE, measure)
+
+    assert costs is not None
+    assert measure.count == 1
+    assert cache_path().read_bytes() == whole
+    assert [line["path"] for line in lines if line["event"] == "restoration_forgotten"] == [str(cache_path())]
+
+
+def test_a_measurement_that_gives_no_costs_is_not_remembered() -> None:
+    """The worker serves without them."""
+    with structlog.testing.capture_logs() as lines:
+        costs = first_costs(HERE, MACHINE, _Measuring(structs.replace(MEASURED, figures=())))
+
+    assert costs is None
+    assert [line["event"] for line in lines] == ["restoration_not_measured"]
+    assert not cache_path().exists()
 
 
 @pytest.mark.parametrize("error", [ConfigError("no room"), RuntimeError("CUDA out of memory")])

@@ -12,7 +12,7 @@ from services.worker.engine.model_loading import load_config
 from shared.errors import UnsupportedModel
 
 
-@pytest.mark.parametrize("family", ["bamba", "lfm2"])
+@pytest.mark.parametrize("family", ["bamba", "lfm2", "deepseek_v4"])
 def test_gpus_refuse_layers_with_states(family: str, checkpoint: Callable[[str], Path]) -> None:
     """Before any weight is read."""
     with pytest.raises(UnsupportedModel, match="only workers on CPUs"):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.engine.compressed import Blocks
+from services.worker.engine.states.layers import StateModule
 from services.worker.engine.states.step import StateStep
 from shared.adapters import AdapterFiles
 from shared.errors import AdapterRefused, UnsupportedModel
@@ -51,8 +53,11 @@ def test_greedy_tokens_equal_generate(
 @pytest.mark.parametrize(
     ("family", "same_step"),
     [
-        *((family, False) for family in ("qwen3_next", "bamba", "falcon_h1", "lfm2", "mamba")),
-        *((family, True) for family in ("bamba", "lfm2")),
+        *(
+            (family, False)
+            for family in ("qwen3_next", "qwen4_exp", "deepseek_v4", "bamba", "falcon_h1", "lfm2", "mamba")
+        ),
+        *((family, True) for family in ("bamba", "lfm2", "qwen4_exp", "deepseek_v4")),
     ],
 )
 def test_prefix_hits_change_no_token(
@@ -78,7 +83,7 @@ def test_prefix_hits_change_no_token(
 
 
 @pytest.mark.parametrize("source", ["from_pages", "from_slots"])
-@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2", "mamba"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen4_exp", "bamba", "lfm2", "mamba"])
 def test_a_model_whose_states_are_forgotten_is_refused(
     family: str, source: str, load_runner: LoadRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +99,40 @@ def test_a_model_whose_states_are_forgotten_is_refused(
 
     with pytest.raises(UnsupportedModel, match="other logits than its own"):
         load_runner(family)
+
+
+@pytest.mark.parametrize("method", ["_entries", "_before", "_of_slot"])
+def test_a_model_whose_blocks_are_forgotten_is_refused(
+    method: str, load_runner: LoadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks at load see entries of earlier blocks, overlaps and open rows that are not what they were."""
+    read = getattr(Blocks, method)
+
+    def forgetting(self: Blocks, *arguments: Any) -> Any:
+        found = read(self, *arguments)
+        return [torch.zeros_like(each) for each in found] if isinstance(found, list) else torch.zeros_like(found)
+
+    monkeypatch.setattr(Blocks, method, forgetting)
+
+    with pytest.raises(UnsupportedModel, match="other logits than its own"):
+        load_runner("deepseek_v4")
+
+
+def test_pages_hold_whole_blocks(load_runner: LoadRunner) -> None:
+    """Where nobody chose a size, it is a multiple of every rate; another size is refused with the reason."""
+    assert load_runner("deepseek_v4", page_size=0).geometry.page_size % 16 == 0
+    with pytest.raises(UnsupportedModel, match="compress 16 tokens at a time"):
+        load_runner("deepseek_v4", page_size=8)
+
+
+def test_a_page_of_compressed_blocks_takes_what_the_formula_says(load_runner: LoadRunner) -> None:
+    """One row a token of each layer, as V is K; an entry for each block; what the next block needs of the last."""
+    planes = load_runner("deepseek_v4", page_size=32).pool.planes
+
+    rows = 32 * 32 * 4  # Tokens, values, bytes.
+    sparse = 32 // 4 * (32 + 16) * 4 + 2 * 4 * (32 + 16) * 4  # Entries and keys; K and gates of four rows of each.
+    heavy = 32 // 16 * 32 * 4
+    assert planes.content_bytes == 3 * rows + sparse + heavy
 
 
 def test_a_page_takes_what_the_formula_says(load_runner: LoadRunner) -> None:
@@ -122,6 +161,7 @@ def test_states_are_kept_in_the_data_types_of_their_layers(load_runner: LoadRunn
 
     (module, _) = runner.states
 
+    assert isinstance(module, StateModule)
     assert [(part.kind, part.dtype) for part in module.parts] == [
         ("conv", torch.bfloat16),
         ("recurrent", torch.float32),
