@@ -36,6 +36,9 @@ class OneDirectory(ChunkBackend):
     def unreadable(self, key: ChunkKey, *, timeout_s: float) -> Unreadable:
         return Unreadable()
 
+    def check(self, path: str) -> None:
+        """It is always the same."""
+
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
         return ()
 

@@ -45,7 +45,7 @@ class StorageConfig(BrokerSettings, frozen=True, kw_only=True):
     sparse_block_tokens: Annotated[
         int,
         Meta(
-            description="tokens of a block of that form, a power of two; 0: the fewest that fill a disk block",
+            description="tokens of a block of that form, a power of two; 0: what a disk block holds",
             ge=0,
             le=64,
         ),

@@ -82,6 +82,7 @@ class DiskTier:
         self.removals = Removals(self.directories.delete)
         self.quarantined_by_reason: dict[str, int] = {}
         self._reason = ""  # Reason of the last failure.
+        self._full_reason = ""  # Why the last chunk did not fit.
         self._refused_nbytes = 0  # Size of the chunk that did not fit.
         self._lost: dict[ChunkKey, None] = {}  # Chunks lost by reading; see :meth:`take_lost`.
         self.backend = backend
@@ -106,9 +107,9 @@ class DiskTier:
         return self._reason if self._health.is_failing else ""
 
     @property
-    def is_full(self) -> bool:
-        """Whether new chunks are refused because the file system has no room, even within the quota."""
-        return self._admission.is_failing
+    def full(self) -> str:
+        """Why new chunks, within the quota, are refused for want of room on the file system; "" while they are not."""
+        return self._full_reason if self._admission.is_failing else ""
 
     def has_room(self, free_bytes: int) -> None:
         """Note the free space of the file system: chunks that fit now are kept again. Called without writes, too."""
@@ -302,7 +303,7 @@ class DiskTier:
                     await self._put_once(arrival, blob)
                 except CapacityError:
                     measures.DISK_FULL.inc()
-                    self._refused_nbytes = arrival.nbytes
+                    self._full_reason, self._refused_nbytes = error.message, arrival.nbytes
                     if self._admission.failed(self._clock_s()):
                         _log.warning("disk_full", reason=error.message, used=self.index.nbytes, quota=self.index.quota)
                     raise

@@ -14,9 +14,10 @@ from services.storage.pipelines import form_of
 from services.storage.pools import Pools
 from services.storage.tiers import Tiers
 from shared import logs
+from shared.backoff import Backoff
 from shared.errors import ThermoclineError
 from shared.event_outbox import EventOutbox
-from shared.messages.pools import KvGeometry, PoolHandle, form_name
+from shared.messages.pools import ChunkForm, PoolHandle, form_name
 from shared.messages.storage_events import HostPoolCreated
 from shared.messages.storage_plans import (
     AttachDevicePool,
@@ -32,6 +33,11 @@ from shared.messages.storage_plans import (
     SaveTokens,
     StoragePlan,
 )
+
+RETRY_FIRST_S, RETRY_MOST_S = 1.0, 30.0
+"""Waits before a pool for which there was no room is tried again. Where a storage was killed, its workers map its pool
+for a moment longer.
+"""
 
 _log = logs.get_logger("storage")
 
@@ -62,6 +68,18 @@ class Orders:
         self._tiers = tiers
         self._storage_id = storage_id
         self._incarnation = incarnation
+        self._refused: dict[ChunkForm, CreateHostPool] = {}
+        self._creating = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Try again to make pools for which there was no room, until cancelled: another process may have taken it."""
+        backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
+        while True:
+            await asyncio.sleep(backoff.next_s())
+            if not self._refused:
+                backoff.reset()
+            for order in list(self._refused.values()):
+                await self._create_pool(order)
 
     async def execute(self, plan: StoragePlan) -> None:
         """Carry out one plan. Backups, saves, fetches and drops are only queued here; each is answered at its end."""
@@ -69,7 +87,7 @@ class Orders:
         try:
             match order:
                 case CreateHostPool():
-                    await self._create_pool(order.geometry)
+                    await self._create_pool(order)
                 case AttachDevicePool():
                     await self._revoke(order.worker_id, "its device pool was replaced")
                     await asyncio.to_thread(self._pools.attach, order)
@@ -99,18 +117,24 @@ class Orders:
             known = isinstance(error, ThermoclineError)
             _log.warning("order_failed", order=name, number=plan.number, reason=str(error), exc_info=not known)
 
-    async def _create_pool(self, geometry: KvGeometry) -> None:
+    async def _create_pool(self, order: CreateHostPool) -> None:
+        geometry = order.geometry
         form = form_of(geometry)
         create = self._pools.create_hidden if geometry.is_hidden else self._pools.create_host
         handle: PoolHandle | None = None
         reason = ""
-        try:
-            handle = await asyncio.to_thread(create, geometry)
-            _log.info("host_pool_created", form=form_name(form), pages=handle.pages, nbytes=handle.nbytes)
-        except Exception as error:
-            measures.FAILURES.labels("CreateHostPool").inc()
-            reason, known = str(error) or type(error).__name__, isinstance(error, ThermoclineError)
-            _log.warning("host_pool_not_created", form=form_name(form), reason=reason, exc_info=not known)
+        async with self._creating:
+            was_refused = self._refused.pop(form, None) == order
+            try:
+                handle = await asyncio.to_thread(create, geometry)
+                _log.info("host_pool_created", form=form_name(form), pages=handle.pages, nbytes=handle.nbytes)
+            except Exception as error:
+                self._refused[form] = order
+                if was_refused:
+                    return  # That was told already.
+                measures.FAILURES.labels("CreateHostPool").inc()
+                reason, known = str(error) or type(error).__name__, isinstance(error, ThermoclineError)
+                _log.warning("host_pool_not_created", form=form_name(form), reason=reason, exc_info=not known)
         await self._outbox.put_when_room(
             HostPoolCreated(
                 storage_id=self._storage_id,
@@ -122,7 +146,7 @@ class Orders:
         )
         if handle is not None:
             # The disk's chunks are announced after the pool, because they cannot be loaded before.
-            self._tiers.open(geometry)
+            self._tiers.open(geometry, is_read_in_part=order.is_read_in_part)
 
     async def _queue_backup(self, order: BackupPages) -> None:
         try:

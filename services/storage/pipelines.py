@@ -80,8 +80,12 @@ def make_pipelines(
     pools: Pools,
     gate: PageGate,
     confirm: Callable[[], Awaitable[None]],
+    *,
+    is_read_in_part: bool = True,
 ) -> Pipelines:
     """Return the pipelines between the pool of this geometry, whose pages ``gate`` guards, and the tiers.
+
+    Without workers that read parts of chunks (``is_read_in_part``) there are no sparse copies.
 
     Raises ConfigError when no chunk of it fits in the memory for chunks in transit.
     """
@@ -89,7 +93,9 @@ def make_pipelines(
     disk, remote, threads, keys, events = below.disk, below.remote, below.threads, below.keys, below.events
     abandoned = disk.directories.abandoned if disk else None
     buffers = Buffers(Staging(config.staging_bytes, blob_nbytes(geometry)), abandoned)
-    sparse = make_sparse(geometry, disk, threads, keys, events, config, below.disk_bytes_per_s)
+    sparse = None
+    if is_read_in_part:
+        sparse = make_sparse(geometry, disk, threads, keys, events, config, below.disk_bytes_per_s)
     copies = sparse.copies if sparse else None
     promotions = Promotions(disk, buffers, threads, keys, events, copies) if disk and remote else None
     source = ChunkSource(

@@ -35,6 +35,7 @@ class Removals:
         self._most = most
         self._waiting: dict[ChunkKey, bool] = {}  # Whether each is bad.
         self._running: dict[ChunkKey, None] = {}
+        self._told: dict[ChunkKey, None] = {}  # Those that failed, until they are deleted: each is logged once.
         self._changed = asyncio.Event()
         self._is_stopping = False
 
@@ -88,8 +89,12 @@ class Removals:
                 del self._waiting[key]
                 self._running[key] = None
             failed = await self._delete(batch)
-            if failed:
-                _log.warning("chunks_not_deleted", chunks=len(failed), reason=next(iter(failed.values())))
+            news = [reason for key, reason in failed.items() if key not in self._told]
+            if news:
+                _log.warning("chunks_not_deleted", chunks=len(news), reason=news[0])
+            for key in batch:
+                self._told.pop(key, None)
+            self._told |= dict.fromkeys(failed)
             self._running.clear()
             self._wake()
             measures.REMOVALS.set(len(self))

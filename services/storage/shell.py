@@ -104,7 +104,7 @@ class StorageShell:
             threads=config.threads,
             workers=WorkerBackups(stores, config.id, incarnation, pools.share),
         )
-        orders = Orders(
+        self._orders = Orders(
             pools,
             self._queue,
             self._copier,
@@ -121,7 +121,7 @@ class StorageShell:
             incarnation,
             StoragePlan,
             lambda plan: plan.storage_id == config.id,
-            orders.execute,
+            self._orders.execute,
             delays=measures.PLAN_SECONDS,
             fetched=measures.PLANS_FETCHED,
         )
@@ -156,6 +156,7 @@ class StorageShell:
             tasks.append(asyncio.create_task(self._plans.run(), name="plans"))
             tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
             tasks.append(asyncio.create_task(self._neighbours.run(), name="neighbours"))
+            tasks.append(asyncio.create_task(self._orders.run(), name="orders"))
             await life.watch(*tasks)
             ends_s = time.monotonic() + LEAVE_S
             await self._hand_on(life, tasks)

@@ -1,8 +1,9 @@
 """Repair of the tiers below host memory at intervals, whether or not they are used.
 
-Directories that are left out are tried again, those that fail are written to, and an object store that does not answer
-is asked; so a fault is over soon after its cause is. Whether a tier is used meanwhile is decided by its health
-(``core/tier_health.py``) and its breaker (``core/circuit_breaker.py``), whose faults are also reported here.
+Directories that are left out are tried again, those in use are compared with what was opened, those that fail are
+written to, and an object store that does not answer is asked; so a fault is over soon after its cause is. Whether a
+tier is used meanwhile is decided by its health (``core/tier_health.py``) and its breaker (``core/circuit_breaker.py``),
+whose faults are also reported here.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ class TierWatch:
             yield "disk", reason, "--disk-dir"
         if not directories and disk.fault:
             yield "disk", disk.fault, "--disk-dir"
-        if disk.is_full:
-            yield "disk", "its file system is full, so nothing new is saved there", "--disk-kv-bytes"
+        if disk.full:
+            yield "disk", f"nothing new is saved there: {disk.full}", "--disk-kv-bytes"
         elif self._room is not None and self._room < disk.index.quota:
             wanted, room = size(disk.index.quota), size(self._room)
             yield "quota", f"{wanted} are wanted on disk, and there is room for {room}", "--disk-kv-bytes"
@@ -122,8 +123,8 @@ class TierWatch:
         # A directory left out just now has not recovered yet.
         for path in [] if left else list(backend.left_out):
             self._begin(path, self._take_back(disk, path))
-        for path in backend.paths() if is_due else list(backend.failing):
-            self._begin(path, self._probe(disk, path))
+        for path in backend.paths():
+            self._begin(path, self._examine(disk, path, is_probed=is_due or path in backend.failing))
         await self._begun()
         if is_due and backend.paths() and not backend.failing:
             disk.works()
@@ -133,6 +134,11 @@ class TierWatch:
             disk.works()
             if self._reconciliation is not None:
                 self._reconciliation.want()
+
+    async def _examine(self, disk: DiskTier, path: str, *, is_probed: bool) -> None:
+        await disk.directories.check(path)
+        if is_probed:
+            await self._probe(disk, path)
 
     async def _probe(self, disk: DiskTier, path: str) -> None:
         await disk.directories.run(path, lambda: disk.backend.probe(path), is_urgent=False, timeout_s=PROBE_S)

@@ -125,6 +125,7 @@ class Tiers:
         self.measured_bytes_per_s = media.disk_bytes_per_s
         self.shapes = shapes_of(media.disk)  # Shapes on the disk, as announced to the cell.
         self._unread: UnreadForms | None = None
+        self._lacks_readers = False  # The scheduler said that no worker reads parts of chunks.
         self._unserved: dict[ChunkForm, str] = {}  # Reasons by form for which there is no memory.
         self._pipelines: dict[ChunkForm, Pipelines] = {}
         self._why_closed: dict[ChunkForm, str] = {
@@ -163,8 +164,11 @@ class Tiers:
         made = self._pipelines.get("kv")
         return made.sparse.reader if made is not None and made.sparse is not None else None
 
-    def open(self, geometry: KvGeometry) -> None:
-        """Start the pipelines of a pool of this geometry, and report the disk's chunks of it to the scheduler."""
+    def open(self, geometry: KvGeometry, *, is_read_in_part: bool = True) -> None:
+        """Start the pipelines of a pool of this geometry, and report the disk's chunks of it to the scheduler.
+
+        Unless its chunks are read in part by some worker, no sparse copies are kept of them.
+        """
         form = form_of(geometry)
         lenders = self.sharing.lenders if form == "kv" else None
         if form in self._pipelines or self._group is None or not (self._disk or self._remote or lenders):
@@ -183,13 +187,24 @@ class Tiers:
         try:
             if lenders is not None:
                 lenders.open(geometry)
-            made = make_pipelines(geometry, below, self._config, self._pools, self._gates[form], self._confirm)
+            made = make_pipelines(
+                geometry,
+                below,
+                self._config,
+                self._pools,
+                self._gates[form],
+                self._confirm,
+                is_read_in_part=is_read_in_part,
+            )
         except ConfigError as error:
             measures.TIER_FAILURES.labels("staging").inc()
             _log.error("tiers_left_out", form=form_name(form), reason=error.message)
             self._why_closed[form] = self._unserved[form] = error.message
             return
         shape = geometry_id(geometry)
+        if form == "kv" and not is_read_in_part:
+            self._lacks_readers = True
+            _log.info("sparse_left_out", reason="no worker reads parts of chunks")
         if form == HIDDEN:
             self._unread = UnreadForms(geometry, self.shapes)
         self._pipelines[form] = made
@@ -302,7 +317,7 @@ class Tiers:
         ):
             yield from self._unread.faults(self._disk.index)
         made = self._pipelines.get("kv")
-        if self.keeps_sparse and made is not None and made.sparse is None:
+        if self.keeps_sparse and made is not None and made.sparse is None and not self._lacks_readers:
             yield (
                 "sparse",
                 "copies that can be read in part cannot be kept; the log of the storage says why",

@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 
 from services.storage.abandoned import Abandoned
 from services.storage.backends import ChunkKey, Directories
+from services.storage.backends.file_calls import LacksMeans
 from services.storage.core.chunk_index import ChunkIndex
 from services.storage.io_threads import Hung, IoThreads
 from shared import logs
 from shared.errors import ThermoclineError, TransportError
 
 JUDGE_S = 10.0
+CHECK_S = 30.0
 DELETE_S = 30.0
 """Longest time for deleting some files at once."""
 
@@ -104,6 +106,17 @@ class UsedDirectories:
     async def unreadable(self, key: ChunkKey, reason: str) -> None:
         """Find out whether an unreadable chunk or its whole directory is bad, and stop using that."""
         await asyncio.shield(self._go_on(self._judge(key, reason)))
+
+    async def check(self, where: str) -> None:
+        """Leave out a directory that is not the one that was opened. Raises TransportError then, and if it hangs."""
+        threads = self._threads_of(where)
+        try:
+            await self.run(where, lambda: self._backend.check(where), is_urgent=True, timeout_s=CHECK_S)
+        except LacksMeans:
+            raise
+        except TransportError as error:
+            await asyncio.shield(self._go_on(self._leave(where, threads, error.message)))
+            raise
 
     async def vanished(self, key: ChunkKey) -> bool:
         """Forget a chunk that was not found; return False if it was not there, or is away with its directory."""

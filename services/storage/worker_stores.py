@@ -7,6 +7,7 @@ them in doubt: they are not allocated until it has answered a repeated call, or 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from typing import Literal
 
@@ -32,6 +33,9 @@ ENDING_S = 1.0
 """Time from the end of a worker's sign of life until the driver has surely ended its kernels, which takes milliseconds.
 """
 
+KNOWN_MOST = 256
+"""Limit on the workers whose ways are known; a node has a few, and an autoscaler gives each a new name."""
+
 Outcome = Literal["stored", "refused", "silent"]
 
 _log = logs.get_logger("storage")
@@ -56,8 +60,9 @@ class WorkerStores:
         """
         self._bus, self._is_gone, self._clock_s = bus, is_gone, clock_s
         self._kinds, self._answer_s, self._sleep = kinds, answer_s, sleep
-        self._able: set[tuple[str, str]] = set()  # Workers that copy: (id, incarnation).
-        self._not_before_s: dict[tuple[str, str], float] = {}  # Time before which a worker is not asked again.
+        # By (id, incarnation), those heard of last at the end: time before which a worker is not asked again, None for
+        # one that copies.
+        self._known: OrderedDict[tuple[str, str], float | None] = OrderedDict()
         self._silent: dict[tuple[str, str], int] = {}  # Number of unanswered calls by worker.
 
     async def serves(self, worker_id: str, device: PoolHandle, probe: StorePages) -> bool:
@@ -65,9 +70,10 @@ class WorkerStores:
         worker = (worker_id, probe.worker_incarnation)
         if device.kind not in self._kinds or device.parts or worker in self._silent:
             return False
-        if worker in self._able:
+        not_before_s = self._known.get(worker, 0.0)
+        if not_before_s is None:
             return True
-        if self._clock_s() < self._not_before_s.get(worker, 0.0):
+        if self._clock_s() < not_before_s:
             return False
         try:
             reason = (await self._call(worker_id, probe, PROBE_S)).refused
@@ -118,12 +124,16 @@ class WorkerStores:
         return decode(answer, PagesStored)
 
     def _note(self, worker: tuple[str, str], reason: str) -> None:
-        """Record whether a worker copies, or why not; its earlier incarnations are forgotten."""
-        self._able = {each for each in self._able if each[0] != worker[0]}
-        self._not_before_s = {each: at_s for each, at_s in self._not_before_s.items() if each[0] != worker[0]}
+        """Record whether a worker copies, or why not; its earlier incarnations are forgotten.
+
+        So is the one heard of first beyond KNOWN_MOST: if it is still there it is asked again.
+        """
+        for each in [known for known in self._known if known[0] == worker[0]]:
+            del self._known[each]
+        self._known[worker] = self._clock_s() + PROBE_AGAIN_S if reason else None
+        if len(self._known) > KNOWN_MOST:
+            self._known.popitem(last=False)
         if reason:
-            self._not_before_s[worker] = self._clock_s() + PROBE_AGAIN_S
             _log.info("backups_by_storage", worker=worker[0], reason=reason)
         else:
-            self._able.add(worker)
             _log.info("backups_by_worker", worker=worker[0])

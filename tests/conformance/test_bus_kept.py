@@ -41,12 +41,28 @@ async def test_the_oldest_go_first(world: World) -> None:
     assert [await bus.kept(f"a.x.{number}") for number in range(5)] == [None, None, b"kept", b"kept", b"kept"]
 
 
+async def test_a_client_sees_how_full_the_bucket_is(world: World) -> None:
+    """What is stored, and the bounds."""
+    bus = await world.connect("first")
+    await bus.ensure_streams(StreamLimits(kept_bytes=2**20, kept_entries=7))
+    empty = await bus.kept_room()
+    for number in range(3):
+        await bus.keep(f"a.x.{number}", b"k" * 1000)
+    filled = await bus.kept_room()
+
+    assert (empty.nbytes, empty.entries, empty.most_bytes, empty.most_entries) == (0, 0, 2**20, 7)
+    assert 3000 <= filled.nbytes < 4000
+    assert filled.entries == 3
+
+
 async def test_without_a_bucket_nothing_is_kept(world: World) -> None:
     """Writing fails, and reading finds nothing."""
     bus = await world.connect("first")
 
     with pytest.raises(Unavailable):
         await bus.keep("a.x.1", b"kept")
+    with pytest.raises(Unavailable):
+        await bus.kept_room()
     assert await bus.kept("a.x.1") is None
     assert await bus.forget("a.>") == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,11 +188,10 @@ def test_a_full_tier_refuses_and_goes_on(tier: Tier) -> None:
     assert listed(tier) == {chunk.key: NBYTES for chunk in CHUNKS[:4]}
 
 
-def test_a_broken_tier_says_so_in_time(tier: Tier) -> None:
-    """What needs a tier that cannot be reached is TransportError, within its time, and loses nothing."""
+def test_a_broken_tier_says_so(tier: Tier) -> None:
+    """What needs a tier that cannot be reached is TransportError, and loses nothing."""
     put_all(tier, CHUNKS[:3])
     tier.break_down()
-    started_s = time.monotonic()
 
     with pytest.raises(TransportError):
         put(tier, CHUNKS[3])
@@ -202,7 +200,6 @@ def test_a_broken_tier_says_so_in_time(tier: Tier) -> None:
     with pytest.raises(TransportError):
         delete(tier, CHUNKS[0])
 
-    assert time.monotonic() - started_s < 3 * TIMEOUT_S
     tier.mend()
     assert_lacks(tier, CHUNKS[3])
     assert listed(tier) == {chunk.key: NBYTES for chunk in CHUNKS[:3]}

@@ -75,7 +75,7 @@ def test_a_store_that_hangs_does_not_hold_its_caller(place: S3Place) -> None:
         with pytest.raises(TransportError):
             verb()
 
-    assert place.proxy.hanging.is_set()
+    assert place.proxy.hanging.wait(20.0)
     assert not place.proxy.closing.is_set()
     place.proxy.always = ""
     other = place.open()
@@ -86,7 +86,7 @@ def test_a_store_that_hangs_does_not_hold_its_caller(place: S3Place) -> None:
 
 def test_a_connection_that_stalls_is_given_up_while_there_is_time_for_another(place: S3Place) -> None:
     """One request hangs; before the time is over a second one is made, and its answer counts."""
-    backend = place.open(timeout_s=4.0)
+    backend = place.open(timeout_s=8.0)
     put(backend)
     place.proxy.script.append("hang")
 
@@ -130,16 +130,16 @@ def test_of_an_object_that_is_too_large_one_byte_too_many_is_read(place: S3Place
     assert place.proxy.count("GET") == 1
 
 
-def test_a_body_that_is_announced_and_never_comes_is_an_outage(place: S3Place) -> None:
+def test_a_body_that_is_announced_and_never_comes_is_an_outage(place: S3Place, backend: Blocking) -> None:
     """A terabyte is announced: nobody waits for it longer than for any answer, or takes memory for it."""
-    backend = place.open(timeout_s=0.4)
     put(backend)
+    impatient = place.open(timeout_s=0.4)
     place.proxy.always = "huge"
 
     with pytest.raises(TransportError):
-        backend.get(CHUNK.key, aligned(NBYTES), timeout_s=0.4)
+        impatient.get(CHUNK.key, aligned(NBYTES), timeout_s=0.4)
 
-    backend.close()
+    impatient.close()
 
 
 def test_a_write_whose_answer_was_lost_is_found_in_place(place: S3Place, backend: Blocking) -> None:

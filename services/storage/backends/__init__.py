@@ -160,6 +160,9 @@ class Directories(ChunkBackend, Protocol):
     def unreadable(self, key: ChunkKey, *, timeout_s: float) -> Unreadable:
         """Find out, after a failed read, whether the blob or its whole directory is bad; drop the blob if it is."""
 
+    def check(self, path: str) -> None:
+        """Raise TransportError if a directory in use is not the one that was opened: unmounted, removed, replaced."""
+
     def leave(self, path: str, reason: str) -> tuple[ChunkKey, ...]:
         """Stop using a directory, without touching it, until :meth:`retake`; return the chunks that lay in it."""
 
@@ -231,7 +234,7 @@ class RemoteBackend(Protocol):
 
     @property
     def fault(self) -> str:
-        """Why the store counts as unreachable; "" while it answers."""
+        """Why the store counts as unreachable or full; "" while it answers and takes objects."""
 
     def probe(self) -> object:
         """Send the store any request. Raises TransportError without an answer."""

@@ -52,6 +52,7 @@ class DirectoryLock:
             os.close(fd)
             raise
         self._fd = fd
+        self._path = path
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
@@ -60,6 +61,16 @@ class DirectoryLock:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 self.release()
                 raise
+
+    def is_in_place(self) -> bool:
+        """Return whether the locked file still has its name: the directory was neither unmounted nor replaced.
+
+        Raises OSError where that cannot be found out.
+        """
+        try:
+            return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Release the lock; idempotent."""

@@ -25,7 +25,7 @@ from services.storage import measures
 from services.storage.backends import BLOCK_BYTES, ChunkEntry, ChunkKey, Unreadable, check_ranges
 from services.storage.backends.blob_names import entry_in
 from services.storage.backends.disk_directory import DiskDirectory
-from services.storage.backends.file_calls import FileCalls
+from services.storage.backends.file_calls import FileCalls, translated
 from services.storage.backends.heat_file import NotedHeats, pack_heats
 from services.storage.backends.key_locks import Holding, KeyLocks
 from services.storage.backends.opening import open_in_time
@@ -97,12 +97,14 @@ class DiskBackend:
         # key is gone or has changed.
         self._at_rest: dict[ChunkKey, ChunkKey] = {}
         self._is_direct_wanted = is_direct_wanted
+        self._around: dict[str, frozenset[int]] = {}  # Devices by directory; see :meth:`_check_mounted`.
         self._is_closed = False
         self._has_told = False
         self.left_out: dict[str, str] = {}
         """Reasons by directory that is not used."""
         self.failing: dict[str, str] = {}
         """Reasons by directory in use to which the last write failed."""
+        self._refused: dict[str, int] = {}  # Bytes of the last blob for which a failing directory had no room.
         self.directories: list[DiskDirectory] = []
         self._noted: dict[DiskDirectory, NotedHeats] = {}  # Heats of the last note, until the next one.
         try:
@@ -238,7 +240,7 @@ class DiskBackend:
                 place.directory.quarantine(name.path)
             except (CapacityError, TransportError) as error:
                 left_bytes = place.nbytes
-                self._note_failing(place.directory, error.message)
+                self._note_failing(place.directory, error, place.nbytes)
             self._drop(name, place)
             return Unreadable(left_bytes=left_bytes)
 
@@ -255,6 +257,7 @@ class DiskBackend:
             names = [name for name, place in self._places.items() if place.directory is directory]
             keys = tuple(self._pop(name) for name in names)
             self.failing.pop(directory.path, None)
+            self._refused.pop(directory.path, None)
             self._noted.pop(directory, None)
         self._keys.let_go(directory)
         self._leave_out(path, reason)
@@ -285,17 +288,24 @@ class DiskBackend:
         """Open the directory again and list its chunks; see :class:`~services.storage.backends.Directories`."""
         return path in self.left_out and self._take(path) is not None
 
+    def check(self, path: str) -> None:
+        """Compare the directory with the one that was opened; see :class:`~services.storage.backends.Directories`."""
+        directory = self._directory(path)
+        if directory is not None:
+            directory.check()
+
     def probe(self, path: str) -> bool:
         """Write a block to the directory, and remove it; see :class:`~services.storage.backends.Directories`."""
         directory = self._directory(path)
         if directory is None:
             return False
         try:
-            directory.probe(time.monotonic() + PROBE_S)
+            # Where a blob had no room, a smaller one shows nothing.
+            directory.probe(time.monotonic() + PROBE_S, self._refused.get(path, BLOCK_BYTES))
         except (CapacityError, TransportError) as error:
-            self._note_failing(directory, error.message)
+            self._note_failing(directory, error, self._refused.get(path, BLOCK_BYTES))
             return False
-        self._note_failing(directory, "")
+        self._note_working(directory)
         return True
 
     def free_bytes(self) -> int:
@@ -348,6 +358,7 @@ class DiskBackend:
     def _take(self, path: str, on_found: Callable[[int], None] = lambda chunks: None) -> DiskDirectory | None:
         """Begin to use a directory; leave it out and return None if that fails."""
         try:
+            self._check_mounted(path)
             directory = DiskDirectory(path, self._calls, is_direct_wanted=self._is_direct_wanted)
         except (TransportError, CapacityError, ConfigError) as error:
             self._leave_out(path, error.message)
@@ -385,6 +396,21 @@ class DiskBackend:
         )
         return directory
 
+    def _check_mounted(self, path: str) -> None:
+        """Raise TransportError for a directory of a file system that was around this one when it was first taken.
+
+        So a directory is not made below a mount point while its disk is away. Another disk in its place is taken.
+        """
+        with translated(f"directory {path} cannot be used"):
+            device = self._calls.device(path)
+            if path not in self._around:
+                self._around[path] = self._calls.devices_above(path) - {device}
+        if device in self._around[path]:
+            raise TransportError(
+                f"directory {path} cannot be used: its file system is not mounted. It is used again once it is mounted "
+                "there, and what is there now after a new start of this storage"
+            )
+
     def _leave_out(self, path: str, reason: str) -> None:
         if self.left_out.get(path) != reason:
             _log.error("disk_directory_left_out", path=path, reason=reason)
@@ -398,15 +424,20 @@ class DiskBackend:
         Raises CapacityError where one of them is only full.
         """
         failure: CapacityError | TransportError | None = None
+        full: dict[DiskDirectory, str] = {}  # Those that were not full before, with the reason.
         for directory in self._in_turn(stripe):
             holding.where = directory
             try:
                 directory.put(key.path, blob, deadline_s)
             except (CapacityError, TransportError) as error:
-                self._note_failing(directory, error.message)
+                if isinstance(error, CapacityError) and directory.path not in self._refused:
+                    full[directory] = error.message
+                self._note_failing(directory, error, blob.nbytes)
                 failure = failure if isinstance(failure, CapacityError) else error
             else:
-                self._note_failing(directory, "")
+                self._note_working(directory)
+                for other, reason in full.items():
+                    _log.warning("disk_directory_full", path=other.path, reason=reason)
                 return directory
         raise failure or TransportError(f"no directory can be used: {'; '.join(self.left_out.values())}")
 
@@ -418,15 +449,26 @@ class DiskBackend:
     def _directory(self, path: str) -> DiskDirectory | None:
         return next((directory for directory in self.directories if directory.path == path), None)
 
-    def _note_failing(self, directory: DiskDirectory, reason: str) -> None:
-        """Log when a directory begins to fail and when it works again, not every time in between."""
+    def _note_failing(self, directory: DiskDirectory, error: CapacityError | TransportError, nbytes: int) -> None:
+        """Log when a directory begins to fail, not every time; a blob of ``nbytes`` bytes could not be written.
+
+        A full one is not logged here: chunks are evicted from it, or others take its blobs.
+        """
+        with self._lock:
+            is_news = directory.path not in self.failing or directory.path in self._refused
+            self.failing[directory.path] = error.message
+            if isinstance(error, CapacityError):
+                self._refused[directory.path] = nbytes
+                return
+            self._refused.pop(directory.path, None)
+        if is_news:
+            _log.error("disk_directory_failing", path=directory.path, reason=error.message)
+
+    def _note_working(self, directory: DiskDirectory) -> None:
         with self._lock:
             was_failing = bool(self.failing.pop(directory.path, ""))
-            if reason:
-                self.failing[directory.path] = reason
-        if reason and not was_failing:
-            _log.error("disk_directory_failing", path=directory.path, reason=reason)
-        if was_failing and not reason:
+            was_full = bool(self._refused.pop(directory.path, 0))
+        if was_failing and not was_full:
             _log.info("disk_directory_works_again", path=directory.path)
 
     def _can_be_read(self, directory: DiskDirectory, bad: ChunkKey, deadline_s: float) -> bool:

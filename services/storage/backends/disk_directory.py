@@ -14,6 +14,9 @@ missing, or torn under their names. Every byte of a chunk is checked before it i
 Data that goes through the page cache is synced all the same, which bounds the unwritten data there and shows a disk
 that cannot write it. A chunk known to be there is replaced only by ``replace``, in the same way: the old or the new
 file has the name. The backend holds the chunk's name meanwhile (``key_locks``).
+
+Where a file system was unmounted, its directory's path leads to the one below, which must not be filled in its place:
+so nothing is written, and no file counts as missing, unless the lock file is still the one that was locked.
 """
 
 from __future__ import annotations
@@ -88,13 +91,7 @@ class DiskDirectory:
         calls; then nothing is left of it.
         """
         with translated(f"chunk {path} cannot be written to {self.path}"):
-            try:
-                self._write_as(self._file(path), blob, deadline_s, has_parents=False)
-            except FileNotFoundError:
-                # Its directories were removed from outside; the next write makes them again if it can.
-                with self._making:
-                    self._made.clear()
-                raise
+            self._write_as(self._file(path), blob, deadline_s, has_parents=False)
 
     def get(self, path: str, nbytes: int, into: memoryview) -> int:
         """Read a chunk of ``nbytes`` bytes to the front of ``into``; return fewer bytes if it is torn, 0 if it is gone.
@@ -114,12 +111,15 @@ class DiskDirectory:
         with translated(f"chunk {path} cannot be replaced in {self.path}"):
             self._write_as(self._file(path), blob, deadline_s)
 
-    def probe(self, deadline_s: float) -> None:
-        """Write one block, and remove it. Raises CapacityError or TransportError if that fails."""
+    def probe(self, deadline_s: float, nbytes: int = BLOCK_BYTES) -> None:
+        """Write ``nbytes`` bytes, whole blocks, and remove them.
+
+        Raises CapacityError or TransportError if that fails.
+        """
         temporary = os.path.join(self._writing, f"probe.{next(self._names)}")
         with translated(f"directory {self.path} cannot be written to"):
             try:
-                self._write(temporary, memoryview(mmap.mmap(-1, BLOCK_BYTES)), deadline_s)
+                self._write(temporary, memoryview(mmap.mmap(-1, nbytes)), deadline_s)
             finally:
                 self._remove_quietly(temporary)
 
@@ -161,8 +161,9 @@ class DiskDirectory:
             try:
                 self._calls.unlink(self._file(path))
             except FileNotFoundError:
-                self._check_present()
+                self.check()
                 return False
+            self._remove_empty(os.path.dirname(self._file(path)))
             return True
 
     def quarantine(self, path: str) -> bool:
@@ -183,6 +184,17 @@ class DiskDirectory:
                     self._set_aside(file)
                 else:
                     yield key, nbytes
+
+    def check(self) -> None:
+        """Raise TransportError if this is not the directory that was opened, or not whole."""
+        with translated(f"directory {self.path} cannot be used"):
+            if not self._lock.is_in_place():
+                raise TransportError(
+                    f"directory {self.path} is not the one that was opened: its file system was unmounted, "
+                    "or its files were removed or replaced"
+                )
+            for part in (self._chunks, self._writing):
+                os.stat(part)
 
     def noted_heats(self) -> NotedHeats:
         """Return the heats noted last; empty if there is no whole note."""
@@ -213,7 +225,7 @@ class DiskDirectory:
             try:
                 fd: int | None = self._calls.open(self._file(path), os.O_RDONLY | flags)
             except FileNotFoundError:
-                self._check_present()
+                self.check()
                 fd = None
             try:
                 yield fd
@@ -232,12 +244,20 @@ class DiskDirectory:
             if not has_parents:
                 self._make_parents(os.path.dirname(final))
             _check_time(deadline_s)
-            self._calls.rename(temporary, final)
+            try:
+                self._calls.rename(temporary, final)
+            except FileNotFoundError:
+                # They were removed meanwhile: with the last chunk in them, or from outside.
+                with self._making:
+                    self._made.clear()
+                self._make_parents(os.path.dirname(final))
+                self._calls.rename(temporary, final)
         except BaseException:
             self._remove_quietly(temporary)
             raise
 
     def _write(self, path: str, blob: memoryview, deadline_s: float) -> None:
+        self.check()
         direct = self._direct(blob)
         fd = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct)
         try:
@@ -287,7 +307,7 @@ class DiskDirectory:
             self._calls.make_directory(path)
 
     def _make_parents(self, directory: str) -> None:
-        """Make a chunk's directories, once in this process."""
+        """Make a chunk's directories, unless this process made them and has not removed them since."""
         if directory in self._made:
             return
         with self._making:
@@ -298,9 +318,13 @@ class DiskDirectory:
                     self._make_directory(level)
                     self._made.add(level)
 
-    def _check_present(self) -> None:
-        """Raise FileNotFoundError if not only a chunk but the directory is missing, because its disk went away."""
-        os.stat(self._chunks)
+    def _remove_empty(self, directory: str) -> None:
+        """Remove a chunk's directory and those above it, as far as they are empty: namespaces come and go."""
+        with self._making, suppress(OSError):
+            while directory != self._chunks:
+                self._calls.remove_directory(directory)
+                self._made.discard(directory)
+                directory = os.path.dirname(directory)
 
     def _empty_writing(self) -> int:
         leftovers = [os.path.join(self._writing, name) for name in sorted(os.listdir(self._writing))]
@@ -309,15 +333,28 @@ class DiskDirectory:
         return len(leftovers)
 
     def _files(self, directory: str, depth: int) -> Iterator[tuple[str, int]]:
-        """Yield regular files below a directory, and their bytes; at any depth up to one more than chunks have."""
-        with os.scandir(directory) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
+        """Yield regular files below a directory, and their bytes; at any depth up to one more than chunks have.
+
+        Empty directories are removed. What goes meanwhile, with its last chunk, is passed over.
+        """
+        try:
+            with os.scandir(directory) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            self.check()
+            return
+        if not entries:
+            self._remove_empty(directory)
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 if depth:
                     yield from self._files(entry.path, depth - 1)
             elif entry.is_file(follow_symlinks=False):
-                yield entry.path, entry.stat(follow_symlinks=False).st_size
+                try:
+                    nbytes = entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue
+                yield entry.path, nbytes
 
     def _set_aside(self, file: str) -> bool:
         with translated(f"{file} cannot be quarantined"):
@@ -329,10 +366,11 @@ class DiskDirectory:
                     name = f"{os.path.basename(file)}.{time.time_ns()}"
                     self._calls.rename(file, os.path.join(self._quarantine, name))
             except FileNotFoundError:
-                self._check_present()
+                self.check()
                 return False
             with self._counting:
                 self.quarantined += 1
+            self._remove_empty(os.path.dirname(file))
             return True
 
     def _remove_quietly(self, file: str) -> None:

@@ -32,6 +32,19 @@ class FileCalls:
         """Return the file's size in bytes, by fstat."""
         return os.fstat(fd).st_size
 
+    def device(self, path: str) -> int:
+        """Return the number of the device that a directory's file system is on."""
+        return os.stat(path).st_dev
+
+    def devices_above(self, path: str) -> frozenset[int]:
+        """Return the devices of all directories above this one, links followed."""
+        found, below = set(), os.stat(path)
+        # The kernel goes up: so a path of links needs not be resolved.
+        while not os.path.samestat(above := os.stat(path := f"{path}/.."), below):
+            found.add(above.st_dev)
+            below = above
+        return frozenset(found)
+
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         """Read at byte ``offset`` into ``into``; return how many bytes were read, 0 at the end of the file."""
         return os.preadv(fd, [into], offset)
@@ -47,6 +60,10 @@ class FileCalls:
     def make_directory(self, path: str) -> None:
         """Make one directory, the owner's only; its parent must exist."""
         os.mkdir(path, 0o700)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove one directory, which must be empty."""
+        os.rmdir(path)
 
     def rename(self, source: str, target: str) -> None:
         """Rename atomically, replacing ``target`` if it exists."""
@@ -65,5 +82,15 @@ def translated(what: str) -> Iterator[None]:
     except OSError as error:
         message = f"{what}: {error.strerror or error}"
         if error.errno in _FULL:
-            raise CapacityError(message, code="disk_full") from error
+            raise CapacityError(message + _lacking_inodes(error.filename), code="disk_full") from error
         raise (LacksMeans if error.errno in _LACKING else TransportError)(message) from error
+
+
+def _lacking_inodes(file: str | None) -> str:
+    """Return the words for a file that could not be made for want of inodes: the file system may have many bytes."""
+    try:
+        system = os.statvfs(os.path.dirname(file)) if file else None
+    except OSError:
+        return ""
+    is_lacking = system is not None and system.f_files > 0 and not system.f_favail
+    return " (its file system has no inodes for more files)" if is_lacking else ""

@@ -87,6 +87,7 @@ class GuardedCalls:
         self._breaker_lock = threading.Lock()
         self._has_answered = False
         self._last_failure = "it has not been asked yet"
+        self._full = ""  # Why the last write found no room.
         self._clock = clock
         self._chance = chance
         self._pause = pause
@@ -106,14 +107,14 @@ class GuardedCalls:
 
     @property
     def fault(self) -> str:
-        """Why the store counts as unreachable; "" while it answers.
+        """Why the store counts as unreachable or full; "" while it answers and takes objects.
 
         It has to answer once to count as reachable, and then the breaker decides, so that a failure among answers says
-        nothing.
+        nothing. It is full from a write that found no room to one that succeeds.
         """
         with self._breaker_lock:
             is_answering = self._has_answered and self._breaker.state == "closed"
-            return "" if is_answering else self._last_failure
+            return self._full if is_answering else self._last_failure
 
     def call(self, verb: str, attempt: Attempt[T], *, timeout_s: float) -> T:
         """Do the same as :meth:`ask`, for a caller that blocks its thread."""
@@ -150,6 +151,7 @@ class GuardedCalls:
             for task in late:
                 task.cancel()
             await asyncio.wait(late, timeout=ENDING_S / 2) if late else None
+        await asyncio.sleep(0)  # Callers of calls that ended a moment ago get their answers.
         self._loop.stop()
 
     def _check_open(self, verb: str) -> None:
@@ -167,6 +169,8 @@ class GuardedCalls:
             lane.release()
             measures.REMOTE_SECONDS.labels(verb).observe(max(0.0, self._clock() - begun_s))
         measures.REMOTE_REQUESTS.labels(verb, answer.outcome).inc()
+        if verb == "put" and answer.outcome in ("ok", "replaced"):
+            self._note_full("")
         return answer.value
 
     async def _enter(self, lane: asyncio.Semaphore, verb: str, allowed_s: float) -> None:
@@ -189,8 +193,9 @@ class GuardedCalls:
             answer = await self._run(verb, attempt, begun_s, deadline_s, is_probe)
             verdict = "succeeded"
             return answer
-        except CapacityError:
+        except CapacityError as error:
             verdict = "succeeded"  # A store that says it is full has answered, and can still be read.
+            self._note_full(error.message)
             raise
         except _OutOfTime as error:
             # The store is not to blame if the time was short, or was spent waiting for other calls.
@@ -251,6 +256,14 @@ class GuardedCalls:
             text = f"{self._name} did not answer lately and is not asked now"
             raise self._refusal(verb, "refused", text, remaining_s)
         return term, state == "half_open"
+
+    def _note_full(self, reason: str) -> None:
+        with self._breaker_lock:
+            was_full, self._full = self._full, reason
+        if reason and not was_full:
+            _log.warning("remote_full", store=self._name, reason=reason)
+        if was_full and not reason:
+            _log.info("remote_has_room_again", store=self._name)
 
     def _report(self, term: int, verdict: Verdict, reason: str) -> None:
         with self._breaker_lock:

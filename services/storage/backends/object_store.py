@@ -161,7 +161,7 @@ class ObjectStoreBackend:
 
     @property
     def fault(self) -> str:
-        """Why the store counts as unreachable; "" while it answers."""
+        """Why the store counts as unreachable or full; "" while it answers and takes objects."""
         return self._calls.fault
 
     def probe(self) -> None:

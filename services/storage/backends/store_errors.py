@@ -14,11 +14,29 @@ FaultKind = Literal["transient", "permanent", "full", "timed_out"]
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-_QUERY = re.compile(r"(?<=[^<\s])\?[^\s\"')]+")
+_QUERY = re.compile(r"(?<=[^<\s])\?(?!>)[^\s\"'()<>]+")  # Not the declaration of XML.
+_ANSWER = re.compile(
+    r"status code: (?P<status>\d{3}[^:<]*?)\s*:.*?<Code>(?P<code>[^<]+)</Code>(?:.*?<Message>(?P<message>[^<]*)<)?",
+    re.DOTALL,
+)
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _FULL_STATUS = (507,)
 _FULL_ERRNO = (28, 122)  # ENOSPC, EDQUOT.
+_FULL_CODES = ("QuotaExceeded", "StorageFull")
+"""Ends of the codes with which Ceph and MinIO refuse an object for which a bucket or the store has no room."""
+
+_WAYS_OUT = {
+    "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY",
+    "ExpiredToken": "give the storage new credentials and start it again",
+    "InvalidToken": "check AWS_SESSION_TOKEN",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "AccessDenied": "give these credentials the rights to get, put, list and delete objects",
+    "NoSuchBucket": "make the bucket, which a storage does not, or correct --remote",
+    "AuthorizationHeaderMalformed": "set AWS_REGION to the region of the bucket",
+}
+"""What an operator can do, by the code of a store's answer."""
 _RETRIED_4XX = (408, 425, 429)
 _UNREPEATED_5XX = (501, 505)
 _TEXT_CHARS = 800
@@ -54,20 +72,23 @@ def lacks_conditional_writes(error: Exception) -> bool:
 
 def is_full(error: Exception) -> bool:
     """Return whether the store has no room."""
-    found = _OS_ERROR.search(str(error))
+    found, answer = _OS_ERROR.search(str(error)), _ANSWER.search(str(error))
+    if answer and answer["code"].endswith(_FULL_CODES):
+        return True
     return _status(error) in _FULL_STATUS or bool(found and int(found[1]) in _FULL_ERRNO)
 
 
 def fault_of(error: Exception) -> Fault:
     """Translate an exception. Changes it: secrets in its text (a signed query) are removed, so that no log has them."""
+    is_without_room = is_full(error)
     text = _redact(error)
+    if is_without_room:
+        return Fault("full", text)
     if isinstance(error, TimeoutError | concurrent.futures.TimeoutError | asyncio.TimeoutError):
         return Fault("timed_out", "no answer in time")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError | PermissionError):
         return Fault("permanent", text)
     status = _status(error)
-    if is_full(error):
-        return Fault("full", text)
     if status is not None and (status in _UNREPEATED_5XX or (status < 500 and status not in _RETRIED_4XX)):
         return Fault("permanent", text)
     return Fault("transient", text)
@@ -80,7 +101,13 @@ def _status(error: Exception) -> int | None:
 
 def _redact(error: Exception) -> str:
     # The library appends a dump of its own structures, which is of no use and may hold a signed URL.
-    text = _QUERY.sub("?…", str(error).split("\n\nDebug source:")[0])[:_TEXT_CHARS]
+    text = str(error).split("\n\nDebug source:")[0]
+    if answer := _ANSWER.search(text):
+        # The library puts the request before it, which would hide what the store says.
+        told = f"status code: {answer['status']}: {answer['code']}: {answer['message'] or ''}".rstrip(": ")
+        way_out = _WAYS_OUT.get(answer["code"], "")
+        text = f"{told} ({way_out})" if way_out else told
+    text = _QUERY.sub("?…", text)[:_TEXT_CHARS]
     if not isinstance(error, OSError):
         error.args = (text,)
     return text or type(error).__name__

@@ -34,7 +34,7 @@ from shared.messages.pools import KvGeometry
 
 MAGIC = b"TCSPARSE"
 CHECKSUM = "xxh3_64"
-IS_SEALED = 1  # The only flag.
+IS_SEALED, HAS_CODES = 1, 2  # Flags.
 
 # magic, version, header bytes, blob bytes, flags, tokens, probe heads, block tokens, geometry (layers, heads, head_dim,
 # page_size), dtype, namespace, identity, key id, checksum's name, depth and parent (zeros where they are not said),
@@ -126,7 +126,7 @@ def fixed_fields(header: SparseHeader) -> bytes:
         header.version,
         header.header_bytes,
         header.blob_bytes,
-        IS_SEALED if header.is_sealed else 0,
+        _flags(header),
         layout.tokens,
         layout.probe_heads,
         layout.block_tokens,
@@ -246,7 +246,7 @@ def _parsed(head: memoryview) -> SparseHeader:
         geometry = KvGeometry(
             layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=text_of(dtype)
         )
-        layout = SparseLayout(geometry, probe_heads, block_tokens)
+        layout = SparseLayout(geometry, probe_heads, block_tokens, has_codes=bool(flags & HAS_CODES))
         header = SparseHeader(
             version=version,
             namespace=namespace.hex(),
@@ -261,7 +261,7 @@ def _parsed(head: memoryview) -> SparseHeader:
             and not layout.fault()
             and tokens == layout.tokens
             and (header_bytes, blob_bytes) == (header.header_bytes, header.blob_bytes)
-            and flags == (IS_SEALED if header.is_sealed else 0)
+            and flags == _flags(header)
             and (header.is_sealed or not header.hides_names)
             and text_of(checksum) == CHECKSUM
             and depth % layout.tokens == 0
@@ -272,6 +272,10 @@ def _parsed(head: memoryview) -> SparseHeader:
     if not is_sound:
         raise IntegrityError("the header of the sparse copy contradicts itself", code="wrong_layout")
     return header
+
+
+def _flags(header: SparseHeader) -> int:
+    return IS_SEALED * header.is_sealed | HAS_CODES * header.layout.has_codes
 
 
 def _digest(view: memoryview) -> int:

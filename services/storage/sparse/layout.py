@@ -3,21 +3,25 @@
 A copy has, in this order, each beginning on a block of the disk::
 
     0              header and tables (``format``)
-    probe_at       keys of the probe heads [layers, probe_heads, tokens, head_dim], in order of the tokens
+    probe_at       keys of the probe heads as codes (``key_codes``) [probe_heads, layers, tokens, code_bytes], in order
+                   of the tokens: a head's keys of several layers lie side by side
     kv_at          rows [layers, 2, tokens, kv_heads, head_dim]: K, then V; in the order that the ``mapping`` says
 
 A **row** is K or V of one token in one layer. Rows that lie behind one another make a **block** of ``block_tokens``
 rows. A **unit** is what has a checksum of its own: one block, or one probe head's keys in one layer. In each layer the
 first units are the probe heads', then come the blocks of K, then those of V.
 
+Copies of earlier releases have probe keys as they were computed, ``[layers, probe_heads, tokens, head_dim]``; they can
+be verified, but have names of their own, and are not read.
+
 IMPRESS reads K or V of 64 tokens at a time (6.1). Here a block is as small as the disk can read it alone, because what
-is chosen lies scattered: the least power of two of rows that have :data:`BLOCK_BYTES` together.
+is chosen lies scattered. Rows that divide :data:`BLOCK_BYTES` fill one block of the disk. Others cannot: there a block
+has as many rows as half of one holds, because a block that begins within a block of the disk is read with all of it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,6 +33,7 @@ from shared.chunks import GEOMETRY_BYTES, chunk_tokens
 from shared.errors import InvalidRequest
 from shared.importance import PROBE_HEADS
 from shared.messages.pools import DTYPE_BYTES, KvGeometry
+from shared.messages.sparse_reads import code_bytes
 
 VERSION = 1  # Of this layout, which is in the names of copies.
 FIXED_BYTES = 256
@@ -48,6 +53,8 @@ class SparseLayout:
     geometry: KvGeometry
     probe_heads: int
     block_tokens: int
+    has_codes: bool = True
+    """Whether probe keys are codes; False in copies of earlier releases."""
 
     @classmethod
     def of(cls, geometry: KvGeometry, *, block_tokens: int = 0) -> SparseLayout:
@@ -60,7 +67,8 @@ class SparseLayout:
         if not block_tokens:
             # Only powers of two that divide the chunk: 64 always does.
             most = layout.tokens & -layout.tokens
-            wanted = 1 << max(0, math.ceil(math.log2(BLOCK_BYTES / layout.row_bytes)))
+            room = BLOCK_BYTES // 2 if BLOCK_BYTES % layout.row_bytes else BLOCK_BYTES
+            wanted = 1 << max(0, (room // layout.row_bytes).bit_length() - 1)
             layout = cls(geometry, layout.probe_heads, min(wanted, most))
         fault = layout.fault()
         if fault:
@@ -71,6 +79,8 @@ class SparseLayout:
         """Return why there is no such layout, or ""."""
         if self.geometry.fault() or self.geometry.is_hidden:
             return self.geometry.fault() or "they hold hidden states"
+        if self.geometry.is_rounded:
+            return "they hold K and V rounded to eight bits"
         if not 1 <= self.probe_heads <= self.geometry.kv_heads:
             return f"{self.probe_heads} of {self.geometry.kv_heads} KV heads cannot be apart"
         if self.block_tokens < 1 or self.tokens % self.block_tokens:
@@ -82,7 +92,8 @@ class SparseLayout:
         """Eight bytes that stand for this layout in the names of chunks, where others have their geometry's digest."""
         geometry = self.geometry
         sizes = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.page_size, geometry.dtype)
-        parts = ("sparse", VERSION, *sizes, self.probe_heads, self.block_tokens)
+        kind = ("codes",) if self.has_codes else ()
+        parts = ("sparse", VERSION, *sizes, self.probe_heads, self.block_tokens, *kind)
         return hashlib.blake2b(repr(parts).encode(), digest_size=GEOMETRY_BYTES).digest()
 
     def key(self, namespace: str, identity: bytes) -> ChunkKey:
@@ -125,9 +136,14 @@ class SparseLayout:
         return self.probe_heads * self.probe_unit_bytes
 
     @cached_property
+    def probe_row_bytes(self) -> int:
+        """Bytes of one token's key of a probe head in one layer."""
+        return code_bytes(self.geometry.head_dim) if self.has_codes else self.head_bytes
+
+    @cached_property
     def probe_unit_bytes(self) -> int:
         """Bytes of one probe head's keys in one layer."""
-        return self.tokens * self.head_bytes
+        return self.tokens * self.probe_row_bytes
 
     @cached_property
     def layer_bytes(self) -> int:
@@ -167,11 +183,14 @@ class SparseLayout:
     def units_at(self, layer: int, units: npt.NDArray[np.intp], *, is_sealed: bool) -> tuple[npt.NDArray[np.intp], int]:
         """Return the offset of each unit and the bytes of one; all are units of probe heads, or all are blocks."""
         start, nbytes = self.unit_at(layer, int(units[0]), is_sealed=is_sealed)
-        return start + (units - units[0]) * nbytes, nbytes
+        step = nbytes * self.geometry.layers if self.has_codes and units[0] < self.probe_heads else nbytes
+        return start + (units - units[0]) * step, nbytes
 
     def unit_at(self, layer: int, unit: int, *, is_sealed: bool) -> tuple[int, int]:
         """Return the offset of a unit and its bytes."""
         probe_at, kv_at = self._starts[is_sealed]
         if unit < self.probe_heads:
-            return probe_at + layer * self.probe_bytes + unit * self.probe_unit_bytes, self.probe_unit_bytes
+            layers, heads = self.geometry.layers, self.probe_heads
+            place = unit * layers + layer if self.has_codes else layer * heads + unit
+            return probe_at + place * self.probe_unit_bytes, self.probe_unit_bytes
         return kv_at + layer * self.layer_bytes + (unit - self.probe_heads) * self.block_bytes, self.block_bytes

@@ -11,6 +11,7 @@ import xxhash
 
 from services.storage.chunk_sealing import Cipher
 from services.storage.sparse.format import SparseHeader, SparseTables, pack_tables, write_head
+from services.storage.sparse.key_codes import encode_keys
 from services.storage.sparse.layout import SEAL_BYTES, SparseLayout
 from services.storage.sparse.unit_sealing import UnitSealing, seal_tables
 
@@ -18,13 +19,18 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def areas(blob: memoryview, layout: SparseLayout, *, is_sealed: bool) -> tuple[Bytes, Bytes]:
-    """(probe keys [layers, probe_heads, tokens, head_bytes], rows [layers, 2, tokens, row_bytes]); no copies."""
+    """(probe keys [layers, probe_heads, tokens, probe_row_bytes], rows [layers, 2, tokens, row_bytes]); no copies."""
     layers, whole = layout.geometry.layers, np.frombuffer(blob, np.uint8)
     probe_at, kv_at = layout.header_bytes(is_sealed=is_sealed), layout.kv_at(is_sealed=is_sealed)
     probes = whole[probe_at : probe_at + layers * layout.probe_bytes]
     rows = whole[kv_at : kv_at + layers * layout.layer_bytes]
+    units = layout.tokens, layout.probe_row_bytes
+    if layout.has_codes:
+        by_layer = probes.reshape(layout.probe_heads, layers, *units).transpose(1, 0, 2, 3)
+    else:
+        by_layer = probes.reshape(layers, layout.probe_heads, *units)
     return (
-        probes.reshape(layers, layout.probe_heads, layout.tokens, layout.head_bytes),
+        by_layer,
         rows.reshape(layers, 2, layout.tokens, layout.row_bytes),
     )
 
@@ -42,7 +48,8 @@ def copy_pages(payload: memoryview, blob: memoryview, layout: SparseLayout, *, i
     paged = rows.reshape(geometry.layers, 2, count, geometry.page_size, layout.row_bytes)
     paged[...] = pages.transpose(1, 2, 0, 3, 4)
     keys = rows[:, 0].reshape(geometry.layers, layout.tokens, geometry.kv_heads, layout.head_bytes)
-    probes[...] = keys[:, :, : layout.probe_heads].transpose(0, 2, 1, 3)
+    of_probes = keys[:, :, : layout.probe_heads].transpose(0, 2, 1, 3)
+    probes[...] = encode_keys(of_probes, geometry.dtype) if layout.has_codes else of_probes
 
 
 def complete(blob: memoryview, header: SparseHeader, mapping: npt.NDArray[np.uint32], cipher: Cipher) -> SparseTables:

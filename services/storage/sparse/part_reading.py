@@ -154,19 +154,21 @@ class PartReading:
             rows = stored.reshape(2, layout.tokens, layout.row_bytes)
             into[:, piece.start : piece.start + len(piece.rows)] = rows[:, piece.rows]
             return
-        each = self._into.reshape(self._asked.layers, len(heads), chosen, layout.head_bytes)
+        each = self._into.reshape(self._asked.layers, len(heads), chosen, -1)
         for number, head in enumerate(heads):
             piece = read.pieces[number % len(read.pieces)]  # One for all heads, or one for each.
-            of_head = _of_head(stored, head, halves, layout)
+            of_head = _of_head(stored, head, halves, layout) if halves else self._codes_of(stored, head, layout)
             each[:, number, piece.start : piece.start + len(piece.rows)] = of_head[:, piece.rows]
+
+    def _codes_of(self, stored: Bytes, head: int, layout: SparseLayout) -> Bytes:
+        """Return the codes of one head in a region, uint8 [layers, tokens, code_bytes]."""
+        layers = self._asked.layers
+        start = (head - min(self._asked.heads)) * layout.geometry.layers * layout.probe_unit_bytes
+        of_head = stored[start : start + layers * layout.probe_unit_bytes]
+        return of_head.reshape(layers, layout.tokens, layout.probe_row_bytes)
 
 
 def _of_head(stored: Bytes, head: int, halves: tuple[int, ...], layout: SparseLayout) -> Bytes:
-    """Return K (or V) of one head in a region, uint8 [layers, rows, head_bytes]."""
-    of_head: Bytes
-    if halves:
-        rows = stored.reshape(2, layout.tokens, layout.geometry.kv_heads, layout.head_bytes)
-        of_head = rows[halves[0] : halves[0] + 1, :, head]
-    else:
-        of_head = stored.reshape(-1, layout.probe_heads, layout.tokens, layout.head_bytes)[:, head]
-    return of_head
+    """Return K (or V) of one head in a region, uint8 [1, rows, head_bytes]."""
+    rows: Bytes = stored.reshape(2, layout.tokens, layout.geometry.kv_heads, layout.head_bytes)
+    return rows[halves[0] : halves[0] + 1, :, head]

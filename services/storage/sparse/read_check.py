@@ -27,7 +27,7 @@ class Asked:
 
     It is of ``layers`` layers from ``layer`` on. ``tokens`` is int32 [lists, n], ascending and counted from the first
     token of the first chunk: one list for all ``heads``, or one for each. Empty ``heads`` are all of them. ``halves``
-    is which of K and V is wanted; there are none where the probe keys have what is wanted.
+    is which of K and V is wanted; there are none where codes of probe keys are.
     """
 
     keys: tuple[ChunkKey, ...]
@@ -65,17 +65,15 @@ def check_read(call: ReadSparse, layout: SparseLayout) -> Asked:
         raise InvalidRequest(f"a token is not within the {count} chunks from token {call.depth} on")
     lists, chosen = tokens.shape
     # K and V of every head, or one of them of each that is named.
-    nbytes = 2 * chosen * layout.row_bytes if call.part == "kv" else len(heads) * chosen * layout.head_bytes
-    nbytes *= call.layers
+    vector_bytes = layout.probe_row_bytes if call.part == "codes" else layout.head_bytes
+    nbytes = 2 * chosen * layout.row_bytes if call.part == "kv" else call.layers * len(heads) * chosen * vector_bytes
     if call.nbytes != nbytes:
         raise InvalidRequest(f"{lists} x {chosen} tokens of {call.part} have {nbytes} bytes, not {call.nbytes}")
-    halves: tuple[int, ...] = {"keys": (K,), "kv": (K, V), "values": (V,)}[call.part]
-    if call.part == "keys" and max(heads) < layout.probe_heads:
-        halves = ()
+    halves: tuple[int, ...] = {"codes": (), "keys": (K,), "kv": (K, V), "values": (V,)}[call.part]
+    if not halves and max(heads) >= layout.probe_heads:
+        raise InvalidRequest(f"only keys of the first {layout.probe_heads} heads are kept as codes")
     if halves and call.layers > 1:
-        raise InvalidRequest(
-            f"of {call.layers} layers at once only keys of the first {layout.probe_heads} heads are read"
-        )
+        raise InvalidRequest(f"{call.layers} layers at once are read of codes alone, not of {call.part}")
     return Asked(
         keys=tuple(layout.key(call.namespace, name) for name in names),
         place=call.depth // layout.tokens,
@@ -98,7 +96,7 @@ def _heads(heads: tuple[int, ...], layout: SparseLayout) -> tuple[int, ...]:
 
 def _tokens(call: ReadSparse, heads: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """Positions from the root [lists, n], ascending in each list, at least one of them."""
-    if call.part == "keys":
+    if call.part in ("codes", "keys"):
         if not 0 <= call.start < call.end or call.end - call.start > MAX_TOKENS:
             raise InvalidRequest(f"[{call.start}, {call.end}) is no run of tokens")
         return np.arange(call.start, call.end, dtype=np.int64)[None]

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from services.storage.backends import BLOCK_BYTES, ChunkKey, whole_blocks
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.read_check import Asked
-from shared.messages.sparse_reads import MOST_LAYERS
 
 Rows = npt.NDArray[np.intp]
 
@@ -45,7 +44,7 @@ class Piece:
 
     start: int
     rows: Rows
-    """Stored rows; for probe keys, tokens of the chunk."""
+    """Stored rows; for codes, tokens of the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,8 @@ def plan_reads(
         if any(len(piece.rows) for piece in pieces):
             units = _units(pieces, asked, layout)
             starts, nbytes = layout.units_at(asked.layer, units, is_sealed=is_sealed)
-            if asked.layers > 1:  # Probe keys: those of the next layer lie behind.
-                steps = np.arange(asked.layers)[:, None] * layout.probe_bytes
-                starts = (starts + steps).ravel()
+            if asked.layers > 1:  # Codes: a head's of the next layer lie behind.
+                starts = (starts[:, None] + np.arange(asked.layers) * nbytes).ravel()
             ranges = _ranges(starts, starts + nbytes, gap_bytes)
             reads.append(ChunkRead(key, place, units, ranges, tuple(pieces)))
     return reads
@@ -122,12 +120,15 @@ def _ranges(starts: Rows, ends: Rows, gap_bytes: int) -> tuple[tuple[int, int], 
 def region(asked: Asked, layout: SparseLayout, *, is_sealed: bool) -> tuple[int, int]:
     """Return where the part of the file that a region mirrors begins, and its bytes.
 
-    The part is the layers' probe keys, or a layer's rows.
+    The part is a layer's rows, or runs from the first to the last of the codes that are asked for.
     """
-    start, _ = layout.unit_at(asked.layer, layout.probe_heads if asked.halves else 0, is_sealed=is_sealed)
-    return start, layout.layer_bytes if asked.halves else asked.layers * layout.probe_bytes
+    if asked.halves:
+        return layout.unit_at(asked.layer, layout.probe_heads, is_sealed=is_sealed)[0], layout.layer_bytes
+    start, _ = layout.unit_at(asked.layer, min(asked.heads), is_sealed=is_sealed)
+    last, nbytes = layout.unit_at(asked.layer + asked.layers - 1, max(asked.heads), is_sealed=is_sealed)
+    return start, last + nbytes - start
 
 
 def region_bytes(layout: SparseLayout) -> int:
     """Bytes of memory that any region fits in, wherever in a block of the disk it begins; whole blocks."""
-    return whole_blocks(max(layout.layer_bytes, MOST_LAYERS * layout.probe_bytes)) + BLOCK_BYTES
+    return whole_blocks(max(layout.layer_bytes, layout.geometry.layers * layout.probe_bytes)) + BLOCK_BYTES

@@ -100,6 +100,13 @@ async def _held(calls: Hanging, count: int) -> None:
         assert await asyncio.to_thread(calls.held.acquire, True, 20.0)
 
 
+def _pass_time(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all that waits on the event loop for so long, or less, have waited."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now_s() + seconds)
+
+
 async def test_a_hung_directory_holds_no_thread_of_another(paths: list[str], calls: Hanging) -> None:
     """However many of its chunks are asked for, those of the other one are read and written meanwhile."""
     backend = DiskBackend(paths, calls=calls)
@@ -150,7 +157,6 @@ async def test_a_hung_read_shares_its_buffer_with_no_copy_of_the_store(
     paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The read writes to it whenever it goes on; the copy comes with the next fetch, to another buffer."""
-    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 0.01)
     cipher, (chunk,), sealed = make_cipher(default=1), make_chain(1, seed=1), aligned(NBYTES)
     sealed[:] = chunk.blob
     seal(sealed, chunk.header, "default", cipher)
@@ -165,7 +171,10 @@ async def test_a_hung_read_shares_its_buffer_with_no_copy_of_the_store(
     (file,) = Path(paths[0]).rglob("*.chunk")
     file.write_bytes(bytes(NBYTES))  # So that what the disk gives at last cannot be mistaken for the chunk.
     calls.hung = paths[0]
-    lost = await source.read(chunk.key, 0, "", lambda: 10.0)
+    reading = asyncio.create_task(source.read(chunk.key, 0, "", lambda: 10.0))
+    await _held(calls, 1)
+    _pass_time(disk_tier.READ_TIMEOUT_S, monkeypatch)
+    lost = await reading
     came = await source.read(chunk.key, 0, "", lambda: 10.0)
     taken = buffers.taken
     calls.gate.set()
@@ -189,9 +198,10 @@ async def test_a_write_that_hangs_fails_and_the_next_goes_elsewhere(
     tier = await _filled(backend)
     (chunk,) = make_chain(1, seed=2)
     calls.hung = paths[0]
-    monkeypatch.setattr(disk_tier, "WRITE_TIMEOUT_S", 0.01)
-    hung = await tier.write(Arrival(chunk.key, NBYTES, 0, None), chunk.blob)
-    monkeypatch.setattr(disk_tier, "WRITE_TIMEOUT_S", 30.0)
+    writing = asyncio.create_task(tier.write(Arrival(chunk.key, NBYTES, 0, None), chunk.blob))
+    await _held(calls, 1)
+    _pass_time(disk_tier.WRITE_TIMEOUT_S, monkeypatch)
+    hung = await writing
     tier.works()
     again = await tier.write(Arrival(chunk.key, NBYTES, 0, None), aligned_copy(chunk.blob))
 
@@ -206,7 +216,6 @@ async def test_a_directory_that_does_not_answer_is_left_out_until_it_does(
     paths: list[str], calls: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chunks are away, what waits for it fails, it is told; looking after it holds nobody up, and it comes back."""
-    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 0.01)
     monkeypatch.setattr("services.storage.tier_watch.ERRAND_S", 0.01)
     backend = DiskBackend(paths, calls=calls)
     tier, told = await _filled(backend), Told()
@@ -214,10 +223,10 @@ async def test_a_directory_that_does_not_answer_is_left_out_until_it_does(
     start.is_over.set()
     watch = TierWatch(tier, start, None, told)  # type: ignore[arg-type]
     calls.hung = paths[0]
-    failures = await asyncio.gather(
-        *(tier.read(chunk.key, READ, aligned(NBYTES)) for chunk in CHAIN[::2]), return_exceptions=True
-    )
-    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 10.0)
+    reading = [asyncio.create_task(tier.read(chunk.key, READ, aligned(NBYTES))) for chunk in CHAIN[::2]]
+    await _held(calls, DEPTH // 2)
+    _pass_time(disk_tier.READ_TIMEOUT_S, monkeypatch)
+    failures = await asyncio.gather(*reading, return_exceptions=True)
     await watch.look()
     await watch.look()  # The directory is tried, and hangs.
     faults, used = list(watch.faults()), tier.index.used
@@ -247,6 +256,7 @@ async def test_a_read_that_fails_before_the_others_hang_holds_nothing_up(
     failing, *hanging = [asyncio.create_task(tier.read(chunk.key, READ, aligned(NBYTES))) for chunk in CHAIN[:8:2]]
     async with asyncio.timeout(20.0):
         failures = await asyncio.gather(*hanging, return_exceptions=True)
+    monkeypatch.setattr(disk_tier, "READ_TIMEOUT_S", 20.0)
     left_out, is_judged = list(backend.left_out), failing.done()
     (vanished,) = Path(paths[1]).rglob(f"{CHAIN[1].key.identity.hex()}.chunk")
     vanished.unlink()

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
+from structlog.testing import capture_logs
+
 from services.storage.backends import ChunkKey
 from services.storage.removals import Removals
 from shared.errors import TransportError
@@ -118,3 +120,31 @@ async def test_a_deletion_that_runs_is_waited_for() -> None:
 
     assert was_waiting
     assert files.deleted == [_key(1)]
+
+
+async def test_a_file_that_cannot_be_deleted_is_logged_once_until_it_is_gone() -> None:
+    """It is tried every few seconds for as long as a file system is read-only."""
+    failing = {_key(1): "read-only", _key(2): "read-only"}
+
+    async def delete(batch: dict[ChunkKey, bool]) -> dict[ChunkKey, str]:
+        return {key: failing[key] for key in batch if key in failing}
+
+    removals = Removals(delete)
+    running = asyncio.create_task(removals.run())
+
+    async def told(*numbers: int) -> list[int]:
+        with capture_logs() as logs:
+            await removals.add(_key(number) for number in numbers)
+            await removals.drained()
+        return [log["chunks"] for log in logs]
+
+    first, again, more = await told(1), await told(1), await told(1, 2)
+    was_failing = failing.copy()
+    failing.clear()
+    gone = await told(1, 2)
+    failing |= was_failing
+    anew = await told(1)
+    removals.stop()
+    await running
+
+    assert (first, again, more, gone, anew) == ([1], [], [1], [], [1])

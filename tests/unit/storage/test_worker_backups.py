@@ -363,7 +363,7 @@ async def test_a_real_worker_copies_for_a_real_storage(start: Start, device: Dev
     async with start() as cell:
         assert cell.worker.host is not None
         loads = Loads(
-            device.geometry, PAGES, BatchedMover(device), timeout_s=5, clock_ns=lambda: 7,
+            device.geometry, PAGES, BatchedMover(device), timeout_s=60, clock_ns=lambda: 7,
             submit=lambda work: work(), pins=Unhindered(), stores=stores,
         )  # fmt: skip
         loads.attach("s0", cell.worker.host.handle)

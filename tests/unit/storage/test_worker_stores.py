@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.storage.worker_stores import ENDING_S, PROBE_AGAIN_S, WorkerStores
+from services.storage.worker_stores import ENDING_S, KNOWN_MOST, PROBE_AGAIN_S, WorkerStores
 from shared import subjects
 from shared.codec import decode, encode
 from shared.errors import InternalError, TransportError
@@ -168,4 +168,16 @@ async def test_an_earlier_incarnation_is_forgotten(scene: Scene) -> None:
     assert not await scene.stores.serves("w", ON_GPU, again)
 
     state: Any = scene.stores
-    assert (state._able, list(state._not_before_s)) == (set(), [("w", "j")])
+    assert list(state._known) == [("w", "j")]
+
+
+async def test_workers_that_are_no_more_are_forgotten(scene: Scene) -> None:
+    """Each may have had a name of its own; one that is still there is asked again, and copies as before."""
+    assert await scene.serves()
+    for number in range(2 * KNOWN_MOST):
+        name = f"w{number}"
+        await scene.stores.serves(name, ON_GPU, msgspec.structs.replace(PROBE, worker_incarnation=name))
+
+    assert len(scene.stores._known) == KNOWN_MOST
+    assert await scene.serves()
+    assert len(scene.asked) == 2

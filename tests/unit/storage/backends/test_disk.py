@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from services.storage.backends import BLOCK_BYTES
 from services.storage.backends.disk import DiskBackend
-from services.storage.backends.disk_directory import QUARANTINED_FILES
+from services.storage.backends.disk_directory import QUARANTINED_FILES, DiskDirectory
 from services.storage.backends.file_calls import FileCalls
 from shared.errors import CapacityError, ConfigError, InvalidRequest, TransportError
 from tests.chunk_makers import MadeChunk, aligned, make_chain
@@ -227,6 +230,55 @@ def test_a_directory_that_failed_works_again_without_a_chunk(paths: Paths) -> No
     backend.close()
 
 
+def test_a_full_directory_is_passed_over_until_a_chunk_fits(paths: Paths) -> None:
+    """A block that fits shows no room; that it is full is logged once where another takes its chunks."""
+    (full, other), room = paths(2), BLOCK_BYTES
+
+    class Full(FileCalls):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            if offset + data.nbytes > room and os.readlink(f"/proc/self/fd/{fd}").startswith(full):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(fd, data, offset)
+
+    backend = DiskBackend([full, other], calls=Full())
+    with capture_logs() as logs:
+        put(backend, CHUNKS[0], stripe=0)
+        was_probed = backend.probe(full)
+        failing = list(backend.failing)
+        put(backend, CHUNKS[1], stripe=0)
+    room = NBYTES
+    is_probed = backend.probe(full)
+
+    assert (was_probed, failing) == (False, [full])
+    assert [(log["event"], log["path"]) for log in logs] == [("disk_directory_full", full)]
+    assert (is_probed, backend.failing) == (True, {})
+    backend.close()
+
+
+def test_a_full_disk_that_takes_chunks_now_and_then_does_not_fill_the_log(paths: Paths) -> None:
+    """Chunks are evicted for others: every second write fails."""
+    (path,) = paths(1)
+    is_full = False
+
+    class Full(FileCalls):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            if is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(fd, data, offset)
+
+    backend = DiskBackend([path], calls=Full())
+    with capture_logs() as logs:
+        for chunk in CHUNKS[:4]:
+            is_full = True
+            with pytest.raises(CapacityError):
+                put(backend, chunk)
+            is_full = False
+            put(backend, chunk)
+
+    assert logs == []
+    backend.close()
+
+
 def test_an_unwritable_directory_is_left_out(paths: Paths) -> None:
     """A directory whose every change fails with EACCES is not used, and its lock not kept."""
     bad, good = paths(2)
@@ -341,8 +393,75 @@ def test_a_file_that_somebody_removed_is_not_there(paths: Paths) -> None:
     backend.close()
 
 
+def test_directories_go_with_their_last_chunk(paths: Paths) -> None:
+    """Namespaces come and go for as long as a storage runs: nothing of one without chunks stays, also at a start."""
+    (path,) = paths(1)
+    backend = DiskBackend([path])
+    for chunk in CHUNKS:
+        put(backend, chunk)
+
+    for chunk in CHUNKS[1:]:
+        assert backend.delete(chunk.key, timeout_s=TIMEOUT_S)
+    left = sorted((Path(path) / "chunks").rglob("*"))
+    assert backend.quarantine(CHUNKS[0].key, timeout_s=TIMEOUT_S)
+
+    file = file_of(path, CHUNKS[0])
+    assert left == sorted([*list(file.parents)[:3], file])
+    assert list((Path(path) / "chunks").iterdir()) == []
+    assert put(backend, CHUNKS[0])
+    backend.close()
+    for folder in ("a" * 32 + "/b/c", "a" * 32 + "/d"):
+        (Path(path) / "chunks" / folder).mkdir(parents=True)
+    again = DiskBackend([path])
+    assert sorted((Path(path) / "chunks").rglob("*")) == left
+    again.close()
+
+
+def test_what_goes_during_a_listing_is_passed_over(paths: Paths) -> None:
+    """Somebody empties the directory; it is gone only where its folder of chunks is, too."""
+    (path,) = paths(1)
+    backend = DiskBackend([path])
+    for chunk in CHUNKS:
+        put(backend, chunk)
+    backend.close()
+    directory = DiskDirectory(path, FileCalls(), is_direct_wanted=False)
+    listing = directory.scan()
+
+    found = [next(listing)]
+    for folder in (Path(path) / "chunks").iterdir():
+        shutil.rmtree(folder)
+
+    assert found + list(listing) == found
+    directory.close()
+
+
+def test_a_directory_that_goes_during_a_write_is_made_again(paths: Paths) -> None:
+    """The last chunk of a directory is deleted just before another one gets its name there."""
+    (path,) = paths(1)
+    neighbours: dict[Path, MadeChunk] = {}
+    for second in make_chain(64, seed=21):
+        first = neighbours.setdefault(file_of(path, second).parent, second)
+        if first is not second:
+            break
+    assert first is not second
+
+    class Deleting(FileCalls):
+        def rename(self, source: str, target: str) -> None:
+            if target == str(file_of(path, second)) and file_of(path, first).exists():
+                assert backend.delete(first.key, timeout_s=TIMEOUT_S)
+            super().rename(source, target)
+
+    backend = DiskBackend([path], calls=Deleting())
+    put(backend, first)
+
+    assert put(backend, second)
+
+    assert chunk_files(path) == [file_of(path, second)]
+    backend.close()
+
+
 def test_directories_that_somebody_removed_are_made_again(paths: Paths) -> None:
-    """Emptying ``chunks/`` under a running storage costs one failed write at most."""
+    """Emptying ``chunks/`` under a running storage costs no write."""
     (path,) = paths(1)
     backend = DiskBackend([path])
     put(backend, CHUNKS[0])
@@ -350,10 +469,8 @@ def test_directories_that_somebody_removed_are_made_again(paths: Paths) -> None:
         folder.unlink() if folder.is_file() else folder.rmdir()
     assert got(backend, CHUNKS[0]) == b""
 
-    with pytest.raises(TransportError):
-        put(backend, CHUNKS[0])
-
     assert put(backend, CHUNKS[0])
+
     assert got(backend, CHUNKS[0]) == bytes(CHUNKS[0].blob)
     backend.close()
 
@@ -548,4 +665,29 @@ def test_opening_needs_no_header(paths: Paths) -> None:
     assert sorted((entry.place, entry.key) for entry in first) == [(n, chunk.key) for n, chunk in enumerate(CHUNKS)]
     assert all(entry.parent == parents[entry.place] for entry in first)
     assert [(entry.key, entry.nbytes) for entry in first] == [(entry.key, entry.nbytes) for entry in second]
+    backend.close()
+
+
+@pytest.mark.parametrize("free_inodes", [0, 7])
+def test_a_file_system_without_inodes_is_not_called_one_without_bytes(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, free_inodes: int
+) -> None:
+    """The kernel says the same of both, and df shows room."""
+    (path,) = paths(1)
+
+    class Full(FileCalls):
+        def open(self, path: str, flags: int) -> int:
+            if flags & os.O_CREAT and "probe" not in path:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            return super().open(path, flags)
+
+    backend = DiskBackend([path], calls=Full())
+    found = os.statvfs(path)
+    said = os.statvfs_result([*found[:5], 1000, free_inodes, free_inodes, *found[8:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: said)
+
+    with pytest.raises(CapacityError, match="No space left on device") as raised:
+        put(backend, CHUNKS[0])
+
+    assert ("has no inodes" in raised.value.message) is (free_inodes == 0)
     backend.close()

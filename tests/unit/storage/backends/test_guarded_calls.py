@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
+from structlog.testing import capture_logs
 
 from services.storage import measures
 from services.storage.backends.guarded_calls import Answer, GuardedCalls
@@ -231,6 +232,10 @@ class Slow:
     def release(self) -> None:
         self._loop.call_soon_threadsafe(self._release.set)
 
+    def hold(self, gate: threading.Event) -> None:
+        """The loop does nothing more until ``gate`` is set."""
+        self._loop.call_soon_threadsafe(gate.wait, 10.0)
+
     def join(self) -> None:
         self._thread.join(10.0)
 
@@ -270,3 +275,48 @@ def test_close_waits_for_calls_under_way_and_refuses_others(make: Make, virtual:
     assert call.answers == ["late"]
     with pytest.raises(TransportError, match="is closed"):
         calls.call("get", Store(virtual, "answer"), timeout_s=FOREVER_S)
+
+
+def test_an_answer_that_comes_as_the_loop_ends_reaches_its_caller(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is over when closing looks for calls under way, and its caller has not heard yet."""
+    calls, gate, queued, submit = make(slots=2), threading.Event(), threading.Event(), asyncio.run_coroutine_threadsafe
+    call = Slow(calls, "put")
+
+    def noted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = submit(work, loop)
+        queued.set()
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", noted)
+    call.hold(gate)
+    call.release()
+    closing = threading.Thread(target=calls.close)
+    closing.start()
+    assert queued.wait(10.0)
+    gate.set()
+    closing.join(10.0)
+    call.join()
+
+    assert call.answers == ["late"]
+
+
+def test_a_full_store_is_told_of_until_it_takes_an_object(make: Make, virtual: VirtualTime) -> None:
+    """It is read meanwhile; an object that is there already shows no room. The log has each change once."""
+    calls = make()
+    full, read = Store(virtual, GenericError("status code: 507 Insufficient Storage")), Store(virtual, "answer")
+
+    async def there() -> Answer[object]:
+        return Answer("exists", "there")
+
+    with capture_logs() as logs:
+        for _ in range(2):
+            with pytest.raises(CapacityError):
+                calls.call("put", full, timeout_s=FOREVER_S)
+        calls.call("get", read, timeout_s=FOREVER_S)
+        calls.call("put", there, timeout_s=FOREVER_S)
+        while_full = calls.fault
+        calls.call("put", Store(virtual, "new"), timeout_s=FOREVER_S)
+
+    assert "507" in while_full
+    assert calls.fault == ""
+    assert [log["event"] for log in logs] == ["remote_full", "remote_has_room_again"]

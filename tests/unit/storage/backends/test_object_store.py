@@ -22,6 +22,7 @@ from services.storage.backends.store_calls import LIST_PAGE, StoreCalls
 from services.storage.config import StorageConfig
 from shared.errors import ConfigError, TransportError
 from tests.conformance.object_stores import keep_all
+from tests.mountable_disks import KINDS, opened_disk
 
 BLOB = bytes(4096)
 TIMEOUT_S = 5.0
@@ -220,3 +221,24 @@ def test_a_process_that_ends_right_after_an_answer_ends_well(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_shared_directory_that_is_unmounted_is_not_filled_below(make: Make, tmp_path: Path, kind: str) -> None:
+    """Calls fail, with the reason and the way out, until it is mounted again."""
+    with opened_disk(kind, tmp_path) as disk:
+        location = parse_remote(f"file://{disk.path}")
+        store = connect(location, timeout_s=TIMEOUT_S, environ={})
+        backend = make(StoreCalls(location, store, disk.calls), location)
+        await write(backend, [1])
+        disk.unmount()
+        with pytest.raises(TransportError, match=r"is not mounted\. The directory is used again once it is"):
+            await write(backend, [2])
+        with pytest.raises(TransportError, match="is not mounted"):
+            await backend.fetch(key(1), len(BLOB), timeout_s=TIMEOUT_S)
+        below = list(Path(disk.path).iterdir())
+        disk.mount()
+
+        assert below == []
+        assert bytes(await backend.fetch(key(1), len(BLOB), timeout_s=TIMEOUT_S) or b"") == BLOB
+        await write(backend, [3])

@@ -61,7 +61,27 @@ def test_namespaces_of_an_owner_with_a_quota_are_counted_first_and_again_later()
     shares.deleted("b")
     assert shares.uncounted("a", 6.0) == ["b"]
     shares.deleted("")
-    assert shares.uncounted("a", 6.0) == ["a", "b"]
+    assert shares.uncounted("a", 6.0) == ["b", "a"]
+
+
+def test_an_owner_of_many_namespaces_has_them_counted_again_a_few_at_a_time() -> None:
+    """Those that were counted longest ago first: no upload waits for a listing of all of them."""
+    shares, most = RemoteShares(), remote_shares.RECOUNTED_AT_ONCE
+    names = [f"n{number}" for number in range(3 * most)]
+    for name in names:
+        shares.learn(name, "acme", 100)
+    assert shares.uncounted("n0", 0.0) == names
+    for name in names:
+        counted(shares, name, 1)
+
+    due = shares.uncounted("n0", RECOUNT_S)
+    for name in due:
+        counted(shares, name, 2, RECOUNT_S)
+
+    assert due == names[:most]
+    assert shares.uncounted("n0", RECOUNT_S) == names[most : 2 * most]
+    assert not shares.reserve("n0", 100 - 4 * most + 1)
+    assert shares.reserve("n0", 100 - 4 * most)
 
 
 def test_what_is_uploaded_while_a_count_runs_is_not_forgotten() -> None:

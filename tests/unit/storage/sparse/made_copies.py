@@ -21,6 +21,7 @@ from services.storage.paced_reads import PacedReads
 from services.storage.sparse.chunk_turns import ChunkTurns
 from services.storage.sparse.copies import SparseCopies
 from services.storage.sparse.format import SparseHeader
+from services.storage.sparse.key_codes import encode_keys
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.making import areas, complete, copy_pages
 from services.storage.sparse.opened_heads import OpenedHeads
@@ -130,7 +131,10 @@ class Reading:
             "part": part,
             "buffer": "b",
             "offset": 0,
-            "nbytes": layers * each * count * self.layout.head_bytes,
+            "nbytes": layers
+            * each
+            * count
+            * (self.layout.probe_row_bytes if part == "codes" else self.layout.head_bytes),
             "heads": tuple(heads),
             "start": start,
             "end": end,
@@ -146,13 +150,19 @@ class Reading:
         nbytes = await self.reader.read(call, into)
         return bytes(into), nbytes
 
-    async def keys_of(
+    async def keys_of(self, layer: int, heads: Sequence[int], start: int, end: int) -> tuple[bool, int]:
+        """(whether the right bytes came, bytes read)."""
+        found, nbytes = await self.read(self.call("keys", layer, heads=heads, start=start, end=end))
+        keys = self.kv[layer, 0, start:end][:, list(heads)]
+        return found == keys.transpose(1, 0, 2).tobytes(), nbytes
+
+    async def codes_of(
         self, layer: int, heads: Sequence[int], start: int, end: int, *, layers: int = 1
     ) -> tuple[bool, int]:
-        """(whether the right bytes came, bytes read)."""
-        found, nbytes = await self.read(self.call("keys", layer, heads=heads, start=start, end=end, layers=layers))
-        keys = self.kv[layer : layer + layers, 0, start:end][:, :, list(heads)]
-        return found == keys.transpose(0, 2, 1, 3).tobytes(), nbytes
+        """(whether the right codes came, bytes read)."""
+        found, nbytes = await self.read(self.call("codes", layer, heads=heads, start=start, end=end, layers=layers))
+        keys = self.kv[layer : layer + layers, 0, start:end][:, :, list(heads)].transpose(0, 2, 1, 3)
+        return found == encode_keys(keys, self.layout.geometry.dtype).tobytes(), nbytes
 
     async def kv_of(self, layer: int, tokens: Sequence[int]) -> tuple[bool, int]:
         found, nbytes = await self.read(self.call("kv", layer, tokens=[tokens]))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from services.storage.sparse.key_codes import encode_keys
 from services.storage.sparse.layout import FIXED_BYTES, SparseLayout
 from services.storage.sparse.part_reading import HeadReading, PartReading
 from services.storage.sparse.read_check import Asked
@@ -159,8 +160,8 @@ def _asks(chunk: MadeChunk, chance: random.Random) -> list[tuple[Asked, bytes]]:
     some = np.array([chosen], np.int32)
     return [
         (
-            Asked((key,), 0, layer, (), (0, 1), every, 2 * 64 * LAYOUT.head_bytes),
-            kv[layer, 0].transpose(1, 0, 2).tobytes(),
+            Asked((key,), 0, layer, (), (0, 1), every, 2 * 64 * LAYOUT.probe_row_bytes),
+            encode_keys(kv[layer, 0].transpose(1, 0, 2), GEOMETRY.dtype).tobytes(),
         ),
         (Asked((key,), 0, layer, (0, 1), (), some, 40 * LAYOUT.row_bytes), kv[layer][:, chosen].tobytes()),
         (Asked((key,), 0, layer, (1,), (1,), some, 20 * LAYOUT.head_bytes), kv[layer, 1, chosen, 1].tobytes()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,12 +14,13 @@ from services.storage.backends import BLOCK_BYTES, ChunkEntry
 from services.storage.backends.blob_names import entry_in
 from services.storage.chunk_keys import NoCipher
 from services.storage.sparse.format import SparseHeader
+from services.storage.sparse.key_codes import encode_keys
 from services.storage.sparse.layout import SparseLayout
 from services.storage.sparse.making import areas, complete
 from services.storage.sparse.verification import verify_copy
 from shared.errors import IntegrityError, InvalidRequest, KeyMissing
 from shared.ids import key_digest
-from shared.messages.pools import KvGeometry
+from shared.messages.pools import FLOAT8, KvGeometry
 from tests.chunk_makers import SMALL_HIDDEN, make_chain
 from tests.unit.storage.sparse.made_copies import CIPHER, GEOMETRY, LAYOUT, copy_key, copy_of, kv_of
 
@@ -59,7 +61,7 @@ def test_a_copy_has_the_kv_of_its_chunk(geometry: KvGeometry, block_tokens: int,
     assert blob.nbytes == layout.blob_bytes(is_sealed=bool(key_id))
     assert blob.nbytes % BLOCK_BYTES == 0
     assert tables.mapping.tolist() == (order or list(range(layout.tokens)))
-    assert np.array_equal(probes, kv[:, 0, :, : layout.probe_heads].transpose(0, 2, 1, 3))
+    assert np.array_equal(probes, encode_keys(kv[:, 0, :, : layout.probe_heads].transpose(0, 2, 1, 3), geometry.dtype))
     assert rows.tobytes() == kv[:, :, tables.mapping].tobytes()
 
 
@@ -76,7 +78,8 @@ def test_equal_kv_makes_equal_copies() -> None:
     [
         (KvGeometry(layers=2, kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16"), 2, 4096),
         (KvGeometry(layers=2, kv_heads=32, head_dim=128, page_size=16, dtype="float16"), 1, 8192),
-        (KvGeometry(layers=2, kv_heads=3, head_dim=64, page_size=16, dtype="float16"), 16, 6144),
+        (KvGeometry(layers=2, kv_heads=3, head_dim=64, page_size=16, dtype="float16"), 4, 1536),
+        (KvGeometry(layers=2, kv_heads=32, head_dim=96, page_size=16, dtype="float16"), 1, 6144),
         (KvGeometry(layers=2, kv_heads=1, head_dim=2, page_size=16, dtype="float16"), 64, 256),
         (KvGeometry(layers=2, kv_heads=1, head_dim=8, page_size=48, dtype="float16"), 64, 1024),
     ],
@@ -84,7 +87,7 @@ def test_equal_kv_makes_equal_copies() -> None:
 def test_a_block_is_the_least_that_the_disk_reads_alone(
     geometry: KvGeometry, block_tokens: int, block_bytes: int
 ) -> None:
-    """The least power of two of rows with 4 KiB together, as far as it divides the chunk."""
+    """A power of two of rows that divides the chunk: 4 KiB where rows fill that, else at most half of it."""
     layout = SparseLayout.of(geometry)
 
     assert (layout.block_tokens, layout.block_bytes) == (block_tokens, block_bytes)
@@ -95,9 +98,8 @@ def test_blocks_of_whole_pages_of_the_disk_begin_on_one() -> None:
     layout = SparseLayout.of(KvGeometry(layers=2, kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16"))
 
     for is_sealed in (False, True):
-        starts = [
-            layout.unit_at(layer, unit, is_sealed=is_sealed)[0] for layer in (0, 1) for unit in range(layout.units)
-        ]
+        blocks = range(layout.probe_heads, layout.units)
+        starts = [layout.unit_at(layer, unit, is_sealed=is_sealed)[0] for layer in (0, 1) for unit in blocks]
         assert [start % BLOCK_BYTES for start in starts] == [0] * len(starts)
 
 
@@ -117,14 +119,18 @@ def test_another_layout_is_another_name() -> None:
     """Copies with other blocks or of other geometries are never found for one another."""
     other = KvGeometry(layers=3, kv_heads=4, head_dim=8, page_size=32, dtype="float16")
     layouts = [LAYOUT, SparseLayout.of(GEOMETRY), SparseLayout(GEOMETRY, 2, 4), SparseLayout.of(other, block_tokens=4)]
+    layouts.append(replace(LAYOUT, has_codes=False))
 
-    assert len({layout.shape for layout in layouts}) == 4
+    assert len({layout.shape for layout in layouts}) == 5
     assert {len(layout.shape) for layout in layouts} == {8}
 
 
-@pytest.mark.parametrize(("geometry", "block_tokens"), [(SMALL_HIDDEN, 0), (GEOMETRY, 3), (GEOMETRY, 128)])
+@pytest.mark.parametrize(
+    ("geometry", "block_tokens"),
+    [(SMALL_HIDDEN, 0), (GEOMETRY, 3), (GEOMETRY, 128), (msgspec.structs.replace(GEOMETRY, dtype=FLOAT8), 0)],
+)
 def test_what_has_no_layout_is_refused(geometry: KvGeometry, block_tokens: int) -> None:
-    """Hidden states, and blocks that do not divide a chunk."""
+    """Hidden states, K and V with scales, and blocks that do not divide a chunk."""
     with pytest.raises(InvalidRequest, match="no sparse copy"):
         SparseLayout.of(geometry, block_tokens=block_tokens)
 

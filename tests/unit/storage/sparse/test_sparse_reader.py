@@ -71,8 +71,8 @@ def test_every_part_is_what_slicing_the_kv_gives(data: st.DataObject) -> None:
     gap_bytes = data.draw(st.sampled_from([0, BLOCK_BYTES, 5 * BLOCK_BYTES, 2**24]))
     heads = data.draw(st.lists(st.integers(0, geometry.kv_heads - 1), min_size=1, unique=True))
     layer = data.draw(st.integers(0, geometry.layers - 1))
-    is_apart = max(heads) < layout.probe_heads
-    layers = data.draw(st.integers(1, min(MOST_LAYERS, geometry.layers - layer))) if is_apart else 1
+    probes = data.draw(st.lists(st.integers(0, layout.probe_heads - 1), min_size=1, unique=True))
+    layers = data.draw(st.integers(1, min(MOST_LAYERS, geometry.layers - layer)))
     start = data.draw(st.integers(0, 190))
     end = data.draw(st.integers(start + 1, 192))
     picked = st.lists(st.integers(0, 191), min_size=20, max_size=20, unique=True).map(sorted)
@@ -81,7 +81,8 @@ def test_every_part_is_what_slicing_the_kv_gives(data: st.DataObject) -> None:
 
     async def check() -> None:
         async with reading(layout=layout, key_id=key_id, order=order, gap_bytes=gap_bytes) as found:
-            assert (await found.keys_of(layer, heads, start, end, layers=layers))[0]
+            assert (await found.codes_of(layer, probes, start, end, layers=layers))[0]
+            assert (await found.keys_of(layer, heads, start, end))[0]
             assert (await found.kv_of(layer, tokens))[0]
             assert (await found.values_of(layer, heads, of_heads))[0]
 
@@ -89,18 +90,18 @@ def test_every_part_is_what_slicing_the_kv_gives(data: st.DataObject) -> None:
 
 
 async def test_keys_of_several_layers_are_one_read_of_each_chunk() -> None:
-    """Where the keys of other heads between them cost less than another read."""
-    layout = SparseLayout.of(KvGeometry(layers=5, kv_heads=8, head_dim=16, page_size=16, dtype="float32"))
+    """A head's codes of all layers lie side by side, so that nothing between them is read."""
+    layout = SparseLayout.of(KvGeometry(layers=5, kv_heads=8, head_dim=60, page_size=16, dtype="float32"))
     backend = _Held()
-    async with reading(layout=layout, backend=backend, gap_bytes=2 * BLOCK_BYTES) as found:
+    async with reading(layout=layout, backend=backend) as found:
         await found.kv_of(0, [0])  # Headers and tables.
         backend.ranges.clear()
 
-        is_right, nbytes = await found.keys_of(1, [1], 0, 192, layers=4)
+        is_right, nbytes = await found.codes_of(1, [1], 0, 192, layers=4)
 
     assert is_right
     assert len(backend.ranges) == 3
-    assert nbytes == 3 * (3 * layout.probe_bytes + layout.probe_unit_bytes)
+    assert nbytes == 3 * 4 * layout.probe_unit_bytes == 3 * 4 * 64 * (60 + 4)
 
 
 async def test_a_run_may_begin_below_the_root() -> None:
@@ -131,9 +132,10 @@ async def test_only_what_is_needed_is_read() -> None:
         assert sorted(backend.ranges) == sorted(
             [(rows_at, 8192), (values_at, 8192), (rows_at + 4096, 4096), (values_at + 4096, 4096)]
         )
-        assert (await found.keys_of(1, [0, 2], 0, 64))[1] == 2 * layout.probe_unit_bytes
+        codes = 2 * 3 * 4096  # Of two heads: 64 tokens of 132 bytes each, which begin and end within blocks.
+        assert (await found.codes_of(1, [0, 2], 0, 64))[1] == codes
         assert (await found.keys_of(1, [0, 7], 0, 2))[1] == 4096
-        assert (found.reader.reads, found.reader.disk_bytes) == (4, first + both + 2 * layout.probe_unit_bytes + 4096)
+        assert (found.reader.reads, found.reader.disk_bytes) == (4, first + both + codes + 4096)
 
 
 async def test_a_scattered_quarter_takes_few_large_reads() -> None:
@@ -205,6 +207,11 @@ async def test_a_limited_disk_is_waited_for_with_exactly_what_is_read() -> None:
         ("keys", {"start": -1}),
         ("keys", {"end": 193}),
         ("keys", {"end": 2**40}),
+        ("keys", {"layers": 2, "nbytes": 2 * 2 * 7 * LAYOUT.head_bytes}),
+        ("codes", {"heads": (0, 3)}),
+        ("codes", {"heads": ()}),
+        ("codes", {"layers": 4}),
+        ("codes", {"nbytes": 2 * 7 * LAYOUT.head_bytes}),
     ],
     ids=str,
 )
@@ -214,6 +221,7 @@ async def test_what_cannot_be_asked_is_refused(part: str, change: dict[str, obje
     async with reading(backend=backend) as found:
         fields: dict[str, object] = {
             "keys": {"heads": [0, 1], "start": 3, "end": 10},
+            "codes": {"heads": [0, 1], "start": 3, "end": 10},
             "kv": {"tokens": [[1, 5]]},
             "values": {"heads": [0, 1], "tokens": [[1, 5], [2, 3]]},
         }[part]  # type: ignore[assignment]

@@ -24,7 +24,7 @@ from shared.messages.status import VerifyChunks
 from shared.messages.storage_events import ChunksDropped, ChunksListed
 from shared.messages.storage_plans import DropChunks, PinChunks
 from tests.integration import storage_cell
-from tests.integration.storage_cell import GEOMETRY, NAMESPACE, E, Sequence, StorageCell, running_storage
+from tests.integration.storage_cell import GEOMETRY, NAMESPACE, E, Sequence, StorageCell, make_pools, running_storage
 from tests.integration.storage_hidden_cell import HIDDEN_GEOMETRY, running_with_hidden
 from tests.memory_backend import MemoryBackend
 
@@ -128,6 +128,22 @@ async def test_without_the_setting_there_are_no_copies(
     async with running_storage(shm_prefix, Media(None, MemoryBackend(max_bytes=2**30)), sparse=True) as cell:
         assert cell.joined is not None
         assert not cell.joined.keeps_sparse
+
+
+async def test_without_workers_that_read_parts_there_are_no_copies(
+    shm_prefix: str, tmp_path: Path, shells: list[StorageShell]
+) -> None:
+    """The scheduler says so with the order for the pool; nothing is missing then."""
+    sequence = Sequence.make(1, 2)
+    media = Media(DiskBackend([str(tmp_path)]))
+    async with running_storage(shm_prefix, media, with_pools=False, sparse=True) as cell:
+        await make_pools(cell, shm_prefix, is_read_in_part=False)
+
+        await cell.save(sequence, device=list(range(8)))
+
+        assert (await cell.inventory()).counters["disk_chunks"] == 2
+        assert shells[0]._tiers.sparse is None
+        assert list(shells[0]._tiers.faults()) == []
 
 
 async def test_an_older_chunk_gets_its_copy_when_it_is_read(
