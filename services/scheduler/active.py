@@ -29,6 +29,7 @@ from services.scheduler.snapshot_keeper import SnapshotKeeper
 from services.scheduler.snapshots import SnapshotStore
 from services.scheduler.stream_clock import StreamClock
 from services.scheduler.timers import Timers
+from services.scheduler.unused_settings import with_unused_settings
 from shared import logs, subjects
 from shared.bus.protocol import Bus, StreamMessage, Subscription
 from shared.codec import decode, encode
@@ -289,7 +290,7 @@ class Active:
             status = msgspec.structs.replace(core.status(state, self._config.id), seq=position)
         status = self._disk_usage.told(status)
         status = self._shortfalls.told(status, self._monotonic_ns(), is_storage_wanted=state.config.host_tier)
-        status = with_quarantined(status, state)
+        status = with_unused_settings(with_quarantined(status, state), state)
         self._collector.latest = status
         return status
 

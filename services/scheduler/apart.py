@@ -11,30 +11,19 @@ this process ends. It is killed when its caller no longer waits for it, or when 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from services.scheduler.heap import trim_heap
 from shared.errors import InternalError
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, die_with_parent
 
 _FIRST_INHERITED = 3  # Behind the standard streams.
 _MOST_DESCRIPTORS = 1 << 20
-
-
-def trim_heap() -> None:
-    """Return free memory of glibc's heap to the system: 45 bytes per node at a million nodes, in 3 ms.
-
-    The less this process maps, the less ``fork`` has to copy. Does nothing with other C libraries.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 class Apart:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.scheduler.cell_metrics import CellCollector
 from services.scheduler.checks import check
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.heap import keep_heap
 from services.scheduler.outside import load_installed, of_config
 from services.scheduler.shell import Shell
 from shared import logs, metrics, tracing
@@ -19,6 +20,7 @@ _log = logs.get_logger("scheduler")
 async def run(config: SchedulerConfig, life: Lifecycle) -> None:
     """Check settings, load policies, connect, create missing streams, and run until stopped. Raises ConfigError."""
     check(config)
+    keep_heap()
     for name, fault in load_installed().items():
         _log.warning("outside_policy_not_loaded", name=name, reason=fault)
     used = of_config(config.cell_config())

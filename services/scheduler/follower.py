@@ -203,7 +203,8 @@ class Follower:
             if start is not None:
                 return start
             self._drop()
-            await asyncio.sleep(RETRY_S)
+            # A start begins before the first look at the lead's record: what it shows is acted on at once.
+            await self._lead.news(RETRY_S)
 
     async def _try_to_restore(self) -> Start | None:
         # Set as soon as it is known: the claim must say it before any output that follows from it is published.

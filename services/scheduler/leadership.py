@@ -139,9 +139,12 @@ class Leadership:
         self._duration_ms = duration_ms
         self._monotonic_ns = monotonic_ns
         self._seen: _Seen | None = None
+        self.highest_epoch = 0  # Of all claims seen or written: it outlives a broker that loses its store.
         self._is_ours = False
         self._held_until_ns = 0
+        self._is_made_anew = False
         self._renewing = asyncio.Lock()
+        self._is_news = asyncio.Event()  # Set by every claim that was not seen before.
 
     @property
     def is_held(self) -> bool:
@@ -180,7 +183,25 @@ class Leadership:
         revision = record.revision if record is not None else 0
         if self._seen is None or self._seen.revision != revision:
             claim = _decode(record.data) if record is not None else None
+            # Revisions go up as long as the broker has its store.
+            self._is_made_anew = self._is_made_anew or (self._seen is not None and revision < self._seen.revision)
             self._seen = _Seen(revision, claim, self._monotonic_ns())
+            self.highest_epoch = max(self.highest_epoch, claim.epoch if claim is not None else 0)
+            self._is_news.set()
+
+    def take_made_anew(self) -> bool:
+        """Return whether the record was lost, or made anew after a loss, since the last call: the store is another."""
+        was_made_anew, self._is_made_anew = self._is_made_anew, False
+        return was_made_anew
+
+    async def news(self, at_most_s: float) -> None:
+        """Return when a claim is seen or written that was not before, and after ``at_most_s`` in any case."""
+        self._is_news.clear()
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._is_news.wait()
+        except TimeoutError:
+            pass
 
     def excuse(self) -> None:
         """Restart the holder's duration now: it could not be heard until now."""
@@ -217,7 +238,8 @@ class Leadership:
         # Either an earlier write of ours arrived after all, or another process took it.
         await self.look()
         known = self.claim
-        if known is None or known.holder == self._incarnation:
+        # Without a record the store is another: a term of the same epoch would number its outputs from 1 again.
+        if self._seen.revision and (known is None or known.holder == self._incarnation):
             if await self._write(claim, self._seen.revision):
                 return True
             raise Unavailable("the lead's record is being written")
@@ -257,8 +279,10 @@ class Leadership:
         if written is None:
             return False
         self._seen = _Seen(written, claim, begun_ns)
+        self.highest_epoch = max(self.highest_epoch, claim.epoch)
         self._held_until_ns = begun_ns + int(claim.held_ms * 1_000_000 * (1 - MARGIN))
         self._is_ours = True
+        self._is_news.set()
         return True
 
     def _timeout_s(self) -> float:

@@ -32,6 +32,12 @@ from shared.tracing import Tracer
 
 BEHIND_S = 0.5
 
+MISSED_LOOKS = 10
+"""Looks in a row, BEHIND_S apart, that find no stream of inputs before the streams are made anew.
+
+A broker that has just started may know its streams only after a moment.
+"""
+
 STOP_S = 5.0
 """At a stop, the longest wait for a broker that is away."""
 
@@ -149,6 +155,9 @@ class Shell:
     async def _look_around(self) -> bool:
         """Act on the record as it is now; return whether the lead was taken."""
         claim = self._lead.claim
+        if self._lead.take_made_anew():
+            _log.error("streams_are_others", reason="the broker lost its store", folded_to=self._follower.position)
+            self._follower.begin_anew()
         if claim is not None and claim.holder != self._incarnation:
             if self._follower.start is not None and (
                 not self._follower.suits(claim) or self._divergence.is_found(self._outbox.chain, claim)
@@ -159,7 +168,7 @@ class Shell:
         self._note_standing_by()
         if not self._lead.is_free:
             return False
-        epoch = self._claimant.succeed(claim)
+        epoch = max(self._claimant.succeed(claim), self._lead.highest_epoch + 1)
         if not await self._lead.take(self._claimant.claim(epoch)):
             return False
         _log.info("lead_taken", epoch=epoch, behind=claim.scheduler_id if claim is not None else "")
@@ -216,13 +225,17 @@ class Shell:
 
     async def _keep_lead(self, active: Active) -> None:
         """Renew the lead until another process has it."""
+        told: tuple[bool, str] | None = None  # A broker may be away for hours: each reason is logged once.
         while not active.is_fenced:
             try:
                 if not await self._lead.renew(self._claimant.claim(active.epoch)):
                     break
+                told = None
                 await asyncio.sleep(self._lead.renewal_s)
             except (Unavailable, TransportError) as error:
-                _log.warning("lead_not_renewed", held=self._lead.is_held, reason=error.message)
+                before, told = told, (self._lead.is_held, error.message)
+                if told != before:
+                    _log.warning("lead_not_renewed", held=told[0], reason=error.message)
                 await asyncio.sleep(self._lead.look_s)
         self._lead.lose()
         claim = self._lead.claim
@@ -320,14 +333,31 @@ class Shell:
             self.standing_by.clear()
 
     async def _measure(self) -> None:
-        """Keep the metric of how many inputs this scheduler's fold is behind the stream's end."""
+        """Keep the metric of how many inputs this scheduler's fold is behind; make streams that are missing anew."""
+        missed = 0
         while True:
             try:
                 last = (await self._bus.stream_info(subjects.INPUTS_STREAM)).last_seq
                 cell_metrics.BEHIND.set(max(0, last - self._follower.position))
-            except (Unavailable, TransportError):
-                pass  # The figure stays as it was; that the broker is away shows elsewhere.
+                missed = 0
+            except Unavailable:
+                missed = 0  # The figure stays as it was; that the broker is away shows elsewhere.
+            except TransportError as error:
+                missed += 1
+                if missed % MISSED_LOOKS == 0:
+                    await self._make_streams_anew(error.message)
             await asyncio.sleep(BEHIND_S)
+
+    async def _make_streams_anew(self, reason: str) -> None:
+        """Make the streams of a broker that lost its store; all schedulers then find the lead's record gone.
+
+        One of them begins under a higher epoch, by which every other process knows that earlier numbers are void.
+        """
+        _log.error("streams_lost", reason=reason)
+        try:
+            await self._bus.ensure_streams(self._config.stream_limits())
+        except (Unavailable, TransportError) as error:
+            _log.warning("streams_not_made", reason=error.message)
 
 
 def _is_entitled(subject: str, heartbeat: Heartbeat) -> bool:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from services.scheduler.recording import End, Header, InputFrame, OutputFrame, RecordingFrames, read_frames
+from shared.codec import decode_input, decode_published, encode
 from shared.errors import RecordingError
+from shared.messages.storage_events import HostPoolCreated
+from shared.messages.worker_plans import RestoreChunk, RunBatch, WorkerPlan
 from thermocline.replay.__main__ import EXIT_BAD, EXIT_OK, main
 from thermocline.replay.recorded_run import read_run
 from thermocline.replay.what_if import what_if
@@ -67,6 +73,56 @@ def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -
     assert answer["requests"] == 24
 
 
+def with_hidden_states(path: Path) -> str:
+    """Write DOCUMENTS with a hidden pool of 4,000 pages and 32 tokens restored; return the request that has them."""
+    frames, written, restored = RecordingFrames(), bytearray(), ""
+    for frame in read_frames(DOCUMENTS):
+        match frame:
+            case Header():
+                written += frames.begin(frame)
+            case InputFrame():
+                written += frames.input(frame.message())
+                made = decode_input(frame.data)
+                if isinstance(made, HostPoolCreated) and made.handle is not None:
+                    handle = msgspec.structs.replace(made.handle, pages=4000)
+                    hidden = msgspec.structs.replace(made, handle=handle, form="state")
+                    written += frames.input(replace(frame.message(), data=encode(hidden)))
+            case OutputFrame():
+                output = decode_published(frame.data)
+                if not restored and isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
+                    restored = output.order.chunks[0].request_id
+                    chunk = RestoreChunk(
+                        request_id=restored,
+                        attempt=1,
+                        start=0,
+                        end=32,
+                        storage_id="s",
+                        hidden_pages=b"",
+                        identities=b"",
+                    )
+                    order = msgspec.structs.replace(output.order, restores=(chunk,))
+                    output = msgspec.structs.replace(output, order=order)
+                written += frames.output(encode(output))
+            case End():
+                written += frames.end()
+    path.write_bytes(written)
+    return restored
+
+
+def test_hidden_states_are_hits_and_no_host_memory(tmp_path: Path) -> None:
+    """The pool through which they travel caches nothing, so the simulated cell has only the recorded host memory."""
+    changed = tmp_path / "hidden.tcrec"
+    request_id = with_hidden_states(changed)
+
+    run, before = read_run(changed), read_run(DOCUMENTS)
+
+    assert run.host_pages == before.host_pages < 4000
+    assert run.requests[request_id].disk_tokens == before.requests[request_id].disk_tokens + 32
+    answers = [what_if(path, {}) for path in (changed, DOCUMENTS)]
+    assert answers[0].baseline == answers[1].baseline
+    assert answers[0].recorded["hit tokens, below host"] == answers[1].recorded["hit tokens, below host"] + 32
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -74,6 +130,8 @@ def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -
         (["--set", "no_such_setting=1"], "no_such_setting"),
         (["--set", "max_batch_tokens=many"], "max_batch_tokens"),
         (["--set", "eviction_expression=clock ^ 2"], "eviction_expression"),
+        (["--policy", "lru", "--set", "policy=fifo"], "policy is given twice: --set policy=fifo and --policy lru"),
+        (["--set", "lease_tokens=1", "--set", "lease_tokens=64"], "lease_tokens is given twice"),
     ],
 )
 def test_settings_without_sense_are_refused(

@@ -90,7 +90,8 @@ def justification(cell: Cell, submit: SubmitRequest, code: str, *, is_lost: bool
     room = scenario.shape.device_pages * scenario.shape.page_size
     kinds = {fault.kind for fault in scenario.faults}
     reasons = {
-        "queue_full": config.max_queued < len(scenario.arrivals) or config.max_queued_per_tenant > 0,
+        "queue_full": config.max_queued < len(scenario.arrivals),
+        "tenant_queue_full": config.max_queued_per_tenant > 0,
         "deadline_exceeded": arrival.deadline_ms > 0,
         "cancelled": arrival.cancel_after_us > 0 or is_lost,
         "attempts_exhausted": cell.failures.get(submit.request_id, 0) >= config.max_attempts,

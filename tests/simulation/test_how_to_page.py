@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from markdown_it import MarkdownIt
 
 from thermocline.simulate.__main__ import parse, prepare
 from thermocline.simulate.axes import read_axes, runs_of
+from thermocline.simulate.workloads import WORKLOADS
+from thermocline.simulate.workloads.open_loop import OpenLoopOptions
 from thermocline.trace.__main__ import parser as trace_parser
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/simulate.md"
@@ -38,3 +41,15 @@ def test_imports_are_understood() -> None:
     options = [trace_parser().parse_args(line) for line in lines_of("trace")]
 
     assert [option.verb for option in options] == ["import"]
+
+
+def test_every_option_of_every_workload_is_listed() -> None:
+    """Those that many workloads take, once below the table."""
+    page = PAGE.read_text(encoding="utf-8")
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    listed = {row[0].strip("| `"): set(re.findall(r"`([a-z_]+)`", row[2])) for row in cells if len(row) == 3}
+    (shared,) = re.findall(r"Workloads from `diurnal` on also take (.*), and have arrival times", page)
+
+    for name, (options, _) in WORKLOADS.items():
+        also = re.findall(r"`([a-z_]+)`", shared) if issubclass(options, OpenLoopOptions) else []
+        assert set(options.__struct_fields__) <= listed[name].union(also), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -9,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from services.scheduler.core.cache.eviction import POLICIES
 from shared.errors import ConfigError, InvalidRequest
+from thermocline.simulate import sweep_command
 from thermocline.simulate.__main__ import main
-from thermocline.simulate.sweeping import processes, sweep
+from thermocline.simulate.axes import Axis, Row
+from thermocline.simulate.sweeping import SweepFailed, SweepInterrupted, processes, sweep, sweep_rows
 
 _QUICK = ["--workload", "few-shot", "--requests", "40", "--host-tokens", "0"]
 _SWEEP = ["policy=lru,thermocline", "capacity=6000,9000", "lease_tokens=32,64"]
@@ -96,6 +100,101 @@ def test_a_fault_that_a_simulation_meets_names_its_settings(tmp_path: Path) -> N
         sweep(["policy=lru"], ["--trace", str(path)])
 
 
+_AT_FAULT = """
+from services.scheduler.core.cache.eviction import LruPolicy
+
+class Fails(LruPolicy):
+    name = "test-fails"
+    def rank(self, node):
+        if self.capacity < 8000: raise {}
+        return super().rank(node)
+"""
+
+
+@pytest.fixture
+def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of somebody's policy; all that importing it changes is undone."""
+    monkeypatch.chdir(tmp_path)
+    before, path = dict(POLICIES), list(sys.path)
+    yield tmp_path
+    POLICIES.clear()
+    POLICIES.update(before)
+    sys.modules.pop("at_fault", None)
+    sys.path[:] = path
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("ValueError('too small')", "ValueError: too small (at_fault.py:7)"),
+        (
+            "SystemExit(3)",
+            "InternalError: policy test-fails: its code called for the end of the process, by SystemExit(3)",
+        ),
+    ],
+)
+def test_a_fault_of_a_policy_costs_one_row(
+    raised: str, told: str, in_own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is marked and named with its settings; the rows of the others are printed and written."""
+    (in_own_folder / "at_fault.py").write_text(_AT_FAULT.format(raised))
+    files = [in_own_folder / "runs.csv", in_own_folder / "runs.svg"]
+    sweeping = ["--sweep", "capacity=6000,9000,12000", "--csv", str(files[0]), "--plot", str(files[1])]
+
+    assert main([*_QUICK, "--policy", "at_fault:Fails", *sweeping]) == 1
+
+    captured = capsys.readouterr()
+    assert f"with device_tokens=6000: {told}" in captured.err
+    assert captured.out.count("failed") == 2  # In the heading, and in its place.
+    with files[0].open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["error"].startswith(told) for row in rows] == [True, False, False]
+    assert [bool(row["hit_ratio"]) for row in rows] == [False, True, True]
+    assert "9,000" in files[1].read_text(encoding="utf-8")
+
+
+def test_programs_get_the_rows_with_the_error(in_own_folder: Path) -> None:
+    """None of them is lost, and no failed one is taken for a result."""
+    (in_own_folder / "at_fault.py").write_text(_AT_FAULT.format("ValueError('too small')"))
+
+    with pytest.raises(SweepFailed, match="with device_tokens=6000: ValueError: too small") as failed:
+        sweep(["capacity=6000,9000"], [*_QUICK, "--policy", "at_fault:Fails"])
+
+    rows = failed.value.rows
+    assert [row["device_tokens"] for row in rows] == [6000, 9000]
+    assert [row["hit_ratio"] is None for row in rows] == [True, False]
+
+
+def test_ctrl_c_keeps_what_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of simulations that had ended are printed and written; the others are marked, for programs, too."""
+
+    def interrupt(ended: int, _: int) -> None:
+        if ended:
+            raise KeyboardInterrupt
+
+    def interrupted(options: argparse.Namespace, axes: tuple[Axis, ...], warn: Callable[[str], None]) -> list[Row]:
+        return sweep_rows(options, axes, interrupt, warn)
+
+    monkeypatch.setattr(sweep_command, "_with_progress", interrupted)
+    line = ["--workload", "chat", "--sweep", "sessions=5,1000000", "--jobs", "1", "--csv", str(tmp_path / "runs.csv")]
+
+    with pytest.raises(SweepInterrupted) as ended:
+        main(line)
+
+    assert [row["error"] for row in ended.value.rows] == [None, "interrupted"]
+    captured = capsys.readouterr()
+    assert "interrupted; 1 of 2 simulations ended" in captured.err
+    assert captured.out.count("interrupted") == 1
+    with (tmp_path / "runs.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["sessions"], bool(row["hit_ratio"]), row["error"]) for row in rows] == [
+        ("5", True, ""),
+        ("1000000", False, "interrupted"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -117,14 +216,14 @@ def test_bad_lines_exit_with_two(arguments: list[str], complaint: str, capsys: p
 
 @pytest.fixture
 def long_sweep() -> Iterator[subprocess.Popen[str]]:
-    """A sweep that would take hours, once its processes are there."""
+    """A sweep that would take hours, once all of its processes are there."""
     started = subprocess.Popen(
         [sys.executable, "-m", "thermocline", "simulate", *_LONG, "--jobs", "2"],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    while started.poll() is None and not simulating(started.pid):
+    while started.poll() is None and len(simulating(started.pid)) < processes(2, 6):
         time.sleep(0.05)
     yield started
     if started.poll() is None:
@@ -172,7 +271,7 @@ def test_a_process_that_dies_ends_the_sweep(long_sweep: subprocess.Popen[str]) -
     os.kill(working[0], signal.SIGKILL)
     _, complaint = long_sweep.communicate(timeout=60)
 
-    assert long_sweep.returncode == 2
+    assert long_sweep.returncode == 1
     assert "a process of the sweep died" in complaint
     while not all(map(is_gone, working)):
         time.sleep(0.05)

@@ -80,10 +80,12 @@ class CellModel:
         self.kept_tokens = 0  # Of workers that join from now on.
         self.takes_compact = False  # The same of workers and storages; then requests are told in compact form too.
         self.restoration: worker_events.RestorationCosts | None = None  # Of workers that join from now on.
+        self.reads_no_parts = ""  # The same.
         self.gateways: dict[str, ModelGateway] = {}
         self.submitted: dict[str, requests.SubmitRequest] = {}
         self._checked: dict[str, list[int]] = {}  # What of each answer was found to be right.
         self.timers: dict[str, int] = {}
+        self.most_adapters = 99  # Of a worker; one that leaves for another does not count.
         self.ever_computed: set[bytes] = set()
         self.admitted: list[plans.AdmitRequest] = []
         self.incarnations = 0
@@ -163,6 +165,7 @@ class CellModel:
                 restoration=self.restoration,
                 kept_tokens=self.kept_tokens,
                 takes_compact=self.takes_compact,
+                reads_no_parts=self.reads_no_parts,
             )
         )
         return worker

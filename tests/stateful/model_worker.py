@@ -223,7 +223,9 @@ class ModelWorker:
     def _attach_adapter(self, order: plans.AttachAdapter) -> None:
         """Adapters in folders that begin with "bad" cannot be loaded."""
         assert order.digest not in self.adapters, "an adapter is attached twice"
-        fault = "no such adapter" if order.path.startswith("bad") else ""
+        fault, lacks_room = "no such adapter" if order.path.startswith("bad") else "", False
+        if not fault and len(self.adapters.keys() - {order.replaces}) >= self.cell.most_adapters:
+            fault, lacks_room = "no room", True
         if not fault:
             self.adapters[order.digest] = None
         self.outbox.append(
@@ -233,6 +235,7 @@ class ModelWorker:
                 attach_id=order.attach_id,
                 digest=order.digest,
                 fault=fault,
+                lacks_room=lacks_room,
             )
         )
 

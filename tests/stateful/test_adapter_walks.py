@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from services.scheduler.core.adapters import find
 from shared.messages.cell_events import LoadAdapter, UnloadAdapter
 from tests.stateful.cell_driver import DRAINS, NOISES, TROUBLES, CellDriver
 from tests.stateful.walking import drawn_config, move, unmet
@@ -16,6 +17,8 @@ MUST_HAPPEN = (
     "adapters_attached",
     "adapters_failed",
     "adapters_loaded",
+    "adapters_moved",
+    "adapters_refused",
     "adapters_unloaded",
     "failed_service_unavailable",
     "hidden_leases_answered",
@@ -32,11 +35,14 @@ MUST_HAPPEN = (
 
 def orders(driver: CellDriver, chance: random.Random) -> None:
     """An operator does something with adapters."""
-    if chance.random() < 0.4:
-        driver.cell.feed(UnloadAdapter(name=chance.choice(NAMES)))
+    name, digest = chance.choice(NAMES), chance.choice(DIGESTS)
+    if chance.random() < 0.3:
+        driver.cell.feed(UnloadAdapter(name=name, digest=chance.choice(["", "", digest])))
     else:
         path = chance.choice(["folder", "folder", "folder", "bad folder"])
-        driver.cell.feed(LoadAdapter(name=chance.choice(NAMES), path=path, digest=chance.choice(DIGESTS)))
+        named = find(driver.cell.state, name)
+        expects = chance.choice([None, "", *[named.digest] * 4] if named is not None else [None, "", digest])
+        driver.cell.feed(LoadAdapter(name=name, path=path, digest=digest, expects=expects))
 
 
 def walk(seed: int, steps: int) -> dict[str, int]:
@@ -54,6 +60,7 @@ def walk(seed: int, steps: int) -> dict[str, int]:
         kept_tokens=chance.choice([0, 200]),
     )
     troubles, noises = chance.choice([0.0, 0.02, 0.1]), chance.choice([0.02, 0.1])
+    driver.cell.most_adapters = chance.choice([1, 2, 99])
     for _ in range(steps):
         point = chance.random()
         if point < troubles:

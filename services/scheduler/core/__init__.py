@@ -19,6 +19,7 @@ from services.scheduler.core.fold.invariants import check_invariants
 from services.scheduler.core.fold.main_loop import pending_timers, step
 from services.scheduler.core.fold.snapshot import decode_state, encode_state
 from services.scheduler.core.fold.status import list_cache, status
+from services.scheduler.core.hidden.hidden_form import form_obstacle
 from services.scheduler.core.state import CellState, new_state
 from services.scheduler.core.step import CancelTimer, Output, SetTimer, Stamped
 
@@ -33,6 +34,7 @@ __all__ = [
     "encode_state",
     "find_admissions",
     "find_divergences",
+    "form_obstacle",
     "list_cache",
     "new_state",
     "pending_timers",

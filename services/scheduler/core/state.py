@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.scheduler.core.adapters import Adapter, HeldAdapter
+from services.scheduler.core.adapters import Adapter, HeldAdapter, Replacement
 from services.scheduler.core.cache.candidates import Candidates
 from services.scheduler.core.cache.eviction import Policy
 from services.scheduler.core.cache.eviction.policy import Renewal
@@ -40,7 +40,7 @@ from services.scheduler.core.waiting.fair_share import Line
 from services.scheduler.core.waiting.transient import TransientTree
 from shared.messages.cell_events import CellConfig
 from shared.messages.pools import KvGeometry, PoolHandle
-from shared.messages.worker_events import DeviceFacts, RestorationCosts, WorkerJoined
+from shared.messages.worker_events import DeviceFacts, KernelFacts, RestorationCosts, WorkerJoined
 
 
 class Worker(msgspec.Struct):
@@ -64,6 +64,8 @@ class Worker(msgspec.Struct):
     moves: Moves = msgspec.field(default_factory=Moves)
     texts: KeptTexts = msgspec.field(default_factory=KeptTexts)  # Texts that its admissions may refer to.
     takes_compact: bool = False  # It reads compact forms; reported when it joined.
+    reads_no_parts: str = ""  # Why it attends over no part of a prefix; reported when it joined.
+    has_read_parts: bool = False  # Its first sparse read, which also maps memory, was reported.
     adapters: dict[str, HeldAdapter] = {}  # By digest.
 
 
@@ -111,6 +113,7 @@ class CellState(msgspec.Struct):
     epoch: int = 0
     last_seq: int = 0
     model: str = ""
+    kernels: KernelFacts | None = None  # Part of ``model``; None while no worker has named them.
     geometry: KvGeometry | None = None
     workers: dict[str, Worker] = {}
     storages: dict[str, Storage] = {}
@@ -162,6 +165,7 @@ class CellState(msgspec.Struct):
     arriving: dict[str, WorkerJoined] = {}  # Workers that join once the lost pool they wait for was struck.
     blocks: HeldBlocks = {}  # Places in the tree of blocks that gateways refer to.
     adapters: dict[str, Adapter] = {}  # By digest.
+    replacements: dict[str, Replacement] = {}  # Adapters that are to get a name of another, by that name.
     next_attach: int = 1
     handing: dict[str, NodeDrain] = {}  # Storages of leaving nodes, whose host copies are handed on.
 

@@ -38,6 +38,7 @@ TimerKind = Literal[
     "renew",
     "hand_over",
     "hand_again",
+    "adapter",
 ]
 """Purposes of the core's timers; :mod:`timers` has a handler for each."""
 

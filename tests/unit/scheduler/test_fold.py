@@ -103,11 +103,19 @@ def name_a_root(evictable: Evictable) -> Node | None:
     return Node(1, 0, b"")
 
 
-@pytest.mark.parametrize("act", [leave, fail, name_a_root])
+def name_none(evictable: Evictable) -> Node | None:
+    """The request that needs pages would wait for ever, without a word."""
+    return None
+
+
+@pytest.mark.parametrize("act", [leave, fail, name_a_root, name_none])
 def test_a_policy_that_raises_is_a_fatal_input(
     act: Callable[[Evictable], Node | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it raises, and where it names what may not leave: the input can be counted, and put in quarantine."""
+    """Whatever it raises, and where it names what may not leave, or nothing though a node may leave.
+
+    The input can be counted, and put in quarantine.
+    """
     monkeypatch.setitem(POLICIES, Restless.name, Restless)
     monkeypatch.setitem(acts, Restless.name, act)
     cell = ScriptedCell()

@@ -371,3 +371,30 @@ async def test_what_a_record_of_0_1_does_not_tell_may_have_been_said(first: Riva
     assert tail is not None
     assert (tail.epoch, tail.release) == (3, "0.1")
     assert not any(tail.may_be_continued(seq, "today") for seq in (0, 5, 10**9))
+
+
+async def test_a_claim_that_is_new_is_news_at_once(first: Rival, second: Rival) -> None:
+    """A newcomer begins to restore when it sees whose lead it is; the bound is for claims that never come."""
+    waiting = asyncio.create_task(second.lead.news(3600.0))
+    await asyncio.sleep(0)
+    assert await first.try_to_take()
+    assert not waiting.done()
+
+    await second.lead.look()
+
+    await asyncio.wait_for(waiting, 20.0)
+
+
+async def test_taking_the_lead_is_news_and_seeing_the_same_claim_again_is_none(first: Rival) -> None:
+    waiting = asyncio.create_task(first.lead.news(3600.0))
+    await asyncio.sleep(0)
+    assert await first.try_to_take()
+    await asyncio.wait_for(waiting, 20.0)
+
+    waiting = asyncio.create_task(first.lead.news(3600.0))
+    await asyncio.sleep(0)
+    await first.lead.look()
+    await asyncio.sleep(0)
+
+    assert not waiting.done()
+    waiting.cancel()

@@ -12,7 +12,7 @@ import pytest
 
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.fold import Fold
-from services.scheduler.leadership import Claim
+from services.scheduler.leadership import LEAD_RECORD, Claim
 from services.scheduler.shell import Shell
 from services.scheduler.snapshots import Snapshot, take_snapshot
 from shared import subjects
@@ -349,8 +349,11 @@ async def test_holder_that_is_cut_off_is_replaced_and_comes_back_as_the_standby(
     check_that_none_contradicts(outputs)
 
 
-async def test_broker_s_absence_costs_the_holder_nothing(cell: Cell) -> None:
-    """All were cut off together: the holder goes on in the same term, and the standby does not take it for dead."""
+async def test_broker_s_absence_costs_the_holder_nothing(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+    """All were cut off together: the holder goes on in the same term, and the standby does not take it for dead.
+
+    It may last for hours, so each reason is logged once.
+    """
     first = await cell.active()
     second = await cell.standby()
     everybody = (first, second)
@@ -368,6 +371,31 @@ async def test_broker_s_absence_costs_the_holder_nothing(cell: Cell) -> None:
     assert silent
     assert (status.scheduler_id, status.epoch) == ("first", 1)
     assert await cell.starts() == [("first", 1)]
+    assert capsys.readouterr().out.count("lead_not_renewed") <= 2  # While it is held, and after that.
+
+
+async def test_a_broker_that_lost_its_store_gets_new_streams_under_a_higher_epoch(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers begin at 1 again, so whoever obeyed earlier ones must be able to tell the two apart."""
+    monkeypatch.setattr("services.scheduler.shell.BEHIND_S", 0.01)
+    await cell.active()
+    await cell.standby()
+    await cell.folded(await cell.put(worker_joined(), submit("r1", [1, 2])))
+    before = await cell.status()
+    await until(lambda: cell.broker.records[LEAD_RECORD].revision > 8)  # Those of a new store are lower.
+
+    cell.broker.lose_store()
+    await until(lambda: bool(cell.broker.records))
+    async with asyncio.timeout(20.0):
+        while not await cell.starts():
+            await asyncio.sleep(0.005)
+    status = await cell.folded(await cell.put(worker_joined()))
+    await until(lambda: all(process.position >= status.seq for process in cell.processes))
+
+    assert [epoch for _, epoch in await cell.starts()] == [before.epoch + 1]
+    assert (status.epoch, status.queued, status.running) == (before.epoch + 1, 0, 0)
+    assert all(output.epoch == before.epoch + 1 for output in await cell.outputs())
 
 
 async def test_standby_that_looks_before_it_hears_of_the_reconnect_takes_nothing(cell: Cell) -> None:

@@ -75,12 +75,3 @@ def page_identities(tree: PrefixTree, node: Node) -> bytes:
         current.set_rare(identities=chain_pages(digest, current.tokens, tree.page_token_bytes))
         digest = current.identities[-IDENTITY_BYTES:]
     return node.identities
-
-
-def chunks_ending_in(tree: PrefixTree, node: Node) -> list[bytes]:
-    """Return the names of the chunks that end in a node whose identities are known. Changes nothing."""
-    per_chunk = chunk_pages(tree.page_size)
-    first = node.depth // tree.page_size
-    pages = len(node.identities) // IDENTITY_BYTES
-    ends = range(-(first + 1) % per_chunk, pages, per_chunk)
-    return [node.identities[at * IDENTITY_BYTES : (at + 1) * IDENTITY_BYTES] for at in ends]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.hotness.tracking import node_inserted, node_recomputed
-from services.scheduler.core.cache.identities import chunks_ending_in, page_identities
+from services.scheduler.core.cache.identities import page_identities
 from services.scheduler.core.cache.labels import child_of
 from services.scheduler.core.cache.prefix_match import common_pages
 from services.scheduler.core.cache.prefix_tree import (
@@ -186,7 +186,7 @@ def value_node(state: CellState, storage: Storage | None, node: Node) -> None:
     if storage is None or not storage.sparse.shares.by_name or not state.config.importance_caching:
         return
     page_identities(state.tree, node)
-    node.set_rare(importance=storage.sparse.shares.importance_of(chunks_ending_in(state.tree, node)))
+    node.set_rare(importance=storage.sparse.shares.importance_of(node.chunks_ending(state.tree.page_size)))
 
 
 def value_path(state: CellState, storage: Storage, path: Path, start: int) -> None:

@@ -33,6 +33,7 @@ from services.scheduler.core.cache.holdings import (
     written,
 )
 from services.scheduler.core.cache.labels import NARROW_BYTES, attach, detach, exchange, label_of, tokens_of
+from shared.chunks import chunk_pages
 from shared.ids import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -164,6 +165,12 @@ class Node(msgspec.Struct, omit_defaults=True, rename=_SHORT_NAMES, gc=False):
     def end_digest(self) -> int:
         """Hash of the tokens from the root to the node's end; digests of children continue it."""
         return digests_of(self.record)[1]
+
+    def chunks_ending(self, page_size: int) -> list[bytes]:
+        """Return the names of the chunks that end in this node, whose identities are known."""
+        per_chunk, identities = chunk_pages(page_size), self.rare.identities
+        ends = range(-(self.depth // page_size + 1) % per_chunk, len(identities) // IDENTITY_BYTES, per_chunk)
+        return [identities[at * IDENTITY_BYTES : (at + 1) * IDENTITY_BYTES] for at in ends]
 
     @property
     def child_ids(self) -> tuple[int, ...] | dict_values[int, int]:

@@ -5,6 +5,7 @@ A victim that is much larger than the missing pages is cut, so that only its end
 
 from __future__ import annotations
 
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from services.scheduler.core.cache.residency import (
     is_host_evictable,
     is_left_bare,
     moment,
+    offer,
     offer_unless_held,
     order_of,
     split_node,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from services.scheduler.core.cache.eviction import Evictable, Policy
     from services.scheduler.core.cache.prefix_tree import Path
-    from services.scheduler.core.state import CellState, Storage
+    from services.scheduler.core.state import CellState, Storage, Worker
 
 
 _NODES, _HOSTS = itemgetter(0), attrgetter("host")
@@ -175,6 +177,34 @@ def _checked(order: Policy, evictable: Evictable, victim: Node | None) -> Node |
     """Return the victim. Raises InvariantViolated if the policy names one in use, whose pages are being read."""
     if victim is not None and evictable(victim.id) is not victim:
         raise InvariantViolated(f"policy {order.name!r} named node {victim.id}, which may not leave the pool")
+    return victim
+
+
+MOST_SEARCHED = 1024
+"""Nodes that are searched at most for one that could leave, where a policy named none."""
+
+
+def take_overlooked_victim(state: CellState, worker: Worker) -> Node | None:
+    """Return a node to leave this device, whose policy has just named none though pages lack; None if none may leave.
+
+    Usually the pool's counts, or a look at the newest nodes, show that all of its pages are in use or leave already.
+    Otherwise the nodes that may leave are offered again, as one may not have been since a loss was struck. Raises
+    InvariantViolated for a policy that still names none: the request that needs the pages would wait for ever and
+    silently.
+    """
+    pool, name = worker.pool, worker.worker_id
+    if pool.cached - pool.locked <= worker.moves.leaving:
+        return None
+    newest = islice(reversed(state.tree.nodes.values()), MOST_SEARCHED)
+    left = [node for node in newest if is_device_evictable(state, node, name)]
+    if not left:
+        return None
+    for node in left:
+        offer(state, node)
+    victim = take_device_victim(state, name)
+    if victim is None:
+        order = order_of(state, DEVICE, name)
+        raise InvariantViolated(f"policy {order.name!r} named no node of {name}, though {len(left)} may leave")
     return victim
 
 

@@ -73,6 +73,7 @@ def note_admission(
             waits=tuple(memory.waits.get(request.request_id, ())),
             prompt=tuple(spans),
             point=point,
+            ways=memory.ways.pop(request.request_id, ()),
         ),
     )
 

@@ -16,9 +16,11 @@ import msgspec
 
 from services.scheduler.core.cache.labels import tokens_of
 from shared.ids import TOKEN_BYTES
-from shared.messages.explanations import Admission, CostlyPoint, Departure, DivergencePoint, Wait
+from shared.messages.explanations import Admission, CostlyPoint, Departure, DivergencePoint, Wait, WeighedWay
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from services.scheduler.core.cache.prefix_tree import Node
 
 MOST_DEPARTED = 8192
@@ -57,6 +59,7 @@ class Recollection(msgspec.Struct):
     departed_bytes: int = 0
     admissions: dict[str, list[Admission]] = {}  # By request, its attempts in order; oldest request first.
     waits: dict[str, list[Wait]] = {}  # Waits of requests that are not over.
+    ways: dict[str, tuple[WeighedWay, ...]] = {}  # Ways last weighed for requests that wait.
     points: dict[PointKey, CostlyPoint] = {}  # Points that lost most tokens, as far as a bounded table knows.
     since_ns: int = 0  # Time of the first point.
     is_whole: bool = True
@@ -98,6 +101,12 @@ class Recollection(msgspec.Struct):
         else:
             waits[-1] = msgspec.structs.replace(wait, start_ns=waits[-1].start_ns)
 
+    def note_weighed(self, request_id: str, ways: Sequence[WeighedWay]) -> None:
+        """Remember the ways that were last compared for a waiting request, or that none were."""
+        self.ways.pop(request_id, None)
+        if ways:
+            self.ways[request_id] = tuple(ways)
+
     def note_admitted(self, admission: Admission) -> None:
         """Remember an attempt of a request, at most MOST_ATTEMPTS of each: the first and the latest."""
         attempts = self.admissions.get(admission.request_id)
@@ -109,6 +118,20 @@ class Recollection(msgspec.Struct):
         if len(attempts) == MOST_ATTEMPTS:
             del attempts[1]  # The first one tells most: its waits and prompt spans led to the caller's first token.
         attempts.append(admission)
+
+    def note_taken(self, request_id: str, attempt: int, took_us: Mapping[str, int]) -> None:
+        """Note how long parts of the way took by which an attempt's prefix was restored, in microseconds by name."""
+        attempts = self.admissions.get(request_id)
+        if not attempts or attempts[-1].attempt != attempt:
+            return
+        replace = msgspec.structs.replace
+        ways = tuple(
+            replace(way, parts=tuple(replace(part, took_us=took_us.get(part.name, -1)) for part in way.parts))
+            if way.is_taken
+            else way
+            for way in attempts[-1].ways
+        )
+        attempts[-1] = replace(attempts[-1], ways=ways)
 
     def note_point(self, namespace: str, point: DivergencePoint, request_id: str, at_ns: int) -> None:
         """Add a prompt's loss to its divergence point; the latest prompt there stands for all.
@@ -139,9 +162,10 @@ class Recollection(msgspec.Struct):
             at_ns=at_ns,
         )
 
-    def forget_waits(self, request_id: str) -> None:
-        """Forget the waits of a request that is over."""
+    def forget_waiting(self, request_id: str) -> None:
+        """Forget the waits of a request that is over, and the ways that were weighed for it."""
         self.waits.pop(request_id, None)
+        self.ways.pop(request_id, None)
 
 
 def forgotten() -> Recollection:

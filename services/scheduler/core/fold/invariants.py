@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.adapters import find, is_coming
 from services.scheduler.core.cache.digests import extend
 from services.scheduler.core.cache.holdings import EMPTY_MAP, lists_of, with_lists
 from services.scheduler.core.cache.labels import child_of
@@ -352,9 +353,15 @@ def _check_adapters(state: CellState) -> None:
     names: list[str] = []
     for digest, adapter in state.adapters.items():
         require(adapter.requests == counts[digest], f"adapter {digest} miscounts its requests")
-        require(bool(adapter.names or adapter.requests), f"adapter {digest} is kept without a request or a name")
+        is_used = adapter.names or adapter.requests or adapter.displaced_from or is_coming(state, digest)
+        require(bool(is_used), f"adapter {digest} is kept without a request or a name")
+        require(not (adapter.names and adapter.displaced_from), f"adapter {digest} has a name and has lost it")
         names += adapter.names
     require(len(names) == len(set(names)), "two adapters have one name")
+    for name, replacement in state.replacements.items():
+        before = find(state, name)
+        require(before is not None and before.digest != replacement.digest, f"{name} is given to what has it")
+        require(bool(replacement.faults) or replacement.digest in state.adapters, f"what is to get {name} is dropped")
     for worker in state.workers.values():
         require(worker.adapters.keys() <= state.adapters.keys(), f"{worker.worker_id} keeps an adapter without use")
 
@@ -397,6 +404,8 @@ def _check_timers(state: CellState) -> None:
         elif timer.kind == "cache_lease":
             lease = state.cache_leases.leases[int(timer.subject)]
             require(lease.timer_id == timer_id, f"timer {timer_id} is for no lease")
+        elif timer.kind == "adapter":
+            require(bool(state.adapters[timer.subject].displaced_from), f"timer {timer_id} is for no displaced adapter")
         elif timer.kind == "save":
             is_known = int(timer.subject) in state.saves or int(timer.subject) in state.hidden_saves
             require(is_known, f"timer {timer_id} is for no save")

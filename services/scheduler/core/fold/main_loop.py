@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.adapters import go_on_replacing
 from services.scheduler.core.cache.eviction_orders import prepare
 from services.scheduler.core.fold.machine import HANDLERS, LOCAL
 from services.scheduler.core.fold.timers import timer_fired
@@ -44,6 +45,8 @@ def step(state: CellState, stamped: Stamped) -> list[Output]:
         timer_fired(taken, stamped.input.timer_id)
     else:
         HANDLERS[kind](taken, stamped.input)
+    if state.replacements:
+        go_on_replacing(taken)
     _serve_workers(taken, everywhere=kind not in LOCAL)
     if state.lost:
         keep_striking(taken)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.cache.identities import chunks_ending_in
+from services.scheduler.core.adapters import lasting_fault, room_wait
 from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, ancestors, namespace_of, page_count
 from services.scheduler.core.cache.residency import DEVICE, HOST, copies_of, devices_of
+from services.scheduler.core.queue.placement import has_adapter
 from services.scheduler.core.waiting.waits import transient_nodes
 from shared.messages.base import count_int32
 from shared.messages.pools import HIDDEN
 from shared.messages.status import (
     OWNERS_TOLD,
+    AdapterReplacement,
     AdapterStatus,
     CachedNode,
     CacheListing,
@@ -59,6 +61,7 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
         epoch=state.epoch,
         seq=state.last_seq,
         model=state.model,
+        kernels=state.kernels,
         page_size=page_size,
         queued=state.queued,
         running=sum(len(worker.work.running) for worker in state.workers.values()),
@@ -124,16 +127,37 @@ def status(state: CellState, scheduler_id: str) -> CellStatus:
 def _adapters(state: CellState) -> Iterator[AdapterStatus]:
     """Yield one status for each name, in the order in which adapters came."""
     for adapter in state.adapters.values():
-        held = {worker.worker_id: worker.adapters.get(adapter.digest) for worker in state.workers.values()}
+        workers, faults, room_waits = _held(state, adapter.digest)
         for name in adapter.names:
             yield AdapterStatus(
                 name=name,
                 digest=adapter.digest,
                 path=adapter.path,
-                workers=tuple(worker_id for worker_id, each in held.items() if each is not None and each.is_loaded),
-                faults={worker_id: each.fault for worker_id, each in held.items() if each is not None and each.fault},
+                workers=workers,
+                faults=faults,
                 requests=adapter.requests,
+                room_waits=room_waits,
+                replacement=_replacement(state, name),
             )
+
+
+def _replacement(state: CellState, name: str) -> AdapterReplacement | None:
+    told = state.replacements.get(name)
+    if told is None:
+        return None
+    if told.faults:
+        return AdapterReplacement(digest=told.digest, faults=dict(told.faults))
+    workers, faults, room_waits = _held(state, told.digest)
+    return AdapterReplacement(digest=told.digest, workers=workers, faults=faults, room_waits=room_waits)
+
+
+def _held(state: CellState, digest: str) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
+    """Return the workers that have an adapter, and the faults and the waits for room of others."""
+    workers = state.workers.values()
+    loaded = tuple(worker.worker_id for worker in workers if has_adapter(worker, digest))
+    faults = {worker.worker_id: fault for worker in workers if (fault := lasting_fault(state, worker, digest))}
+    room_waits = {worker.worker_id: wait for worker in workers if (wait := room_wait(state, worker, digest))}
+    return loaded, faults, room_waits
 
 
 def _serving(state: CellState) -> list[Worker]:
@@ -300,7 +324,7 @@ def _chunks_by_storage(tree: PrefixTree, node: Node, disks: dict[str, dict[bytes
     """Return, by storage, how many chunks ending in this node its disk has; {} without identities."""
     if not node.identities:
         return {}
-    names = chunks_ending_in(tree, node)
+    names = node.chunks_ending(tree.page_size)
     found = {storage_id: sum(name in chunks for name in names) for storage_id, chunks in disks.items() if chunks}
     return {storage_id: held for storage_id, held in found.items() if held}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.adapters import end_grace
 from services.scheduler.core.cache.eviction_orders import go_on_renewing
 from services.scheduler.core.cache.leasing import expire_cache_lease
 from services.scheduler.core.cache.pins import expire_pin
@@ -99,4 +100,5 @@ _HANDLERS: dict[TimerKind, Callable[[Step, Timer], None]] = {
     "renew": lambda step, timer: go_on_renewing(step),
     "hand_over": lambda step, timer: expire_node_drain(step, step.state.storages[timer.subject]),
     "hand_again": lambda step, timer: end_pause(step.state.handing[timer.subject]),
+    "adapter": lambda step, timer: end_grace(step, step.state.adapters[timer.subject]),
 }

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as replace_fields
+
 from services.scheduler.core.hidden.partition import (
     LayerTimes,
     Partition,
@@ -71,6 +73,45 @@ def parse_form(text: str) -> tuple[int, int, int] | None:
     return absent, from_hidden, loaded
 
 
+def form_fault(text: str, kv: KvGeometry, hidden: int) -> str:
+    """Return why a model with KV of this geometry cannot keep prefixes in the configured form, or "". Pure.
+
+    ``hidden`` is the width of its hidden states; 0 where KV cannot be restored from them, or that is not known.
+    """
+    layers = parse_form(text)
+    if layers is None:
+        return ""
+    absent, from_hidden, _ = layers
+    if sum(layers) != kv.layers:
+        return f"{text} has {sum(layers)} layers, and the model has {kv.layers}"
+    if from_hidden and not hidden:
+        return f"{text} needs hidden states, and what restoring KV from them costs is not known or they do not give it"
+    if absent or from_hidden:
+        return replace_fields(
+            kv.as_kv, absent=absent, from_hidden=from_hidden, hidden=hidden * (from_hidden > 0)
+        ).fault()
+    return ""
+
+
+def is_of_hidden(text: str) -> bool:
+    """Return whether the configured form has layers that are not kept as KV; "auto" and "off" are none."""
+    layers = parse_form(text)
+    return layers is not None and layers[:2] != (0, 0)
+
+
+def form_obstacle(state: CellState, storage: Storage) -> str:
+    """Return why a storage keeps no prefixes in the configured form, once it could, or "". Changes nothing."""
+    text, geometry = state.config.hidden_form, state.geometry
+    if geometry is None or not storage.is_pool_requested or storage.hidden.is_requested:
+        return ""
+    fault = form_fault(text, geometry, _width_of_hidden(state, storage))
+    if fault or not is_of_hidden(text):
+        return fault
+    if not storage.hidden.pool_bytes:
+        return "--hidden-bytes is 0"
+    return "" if storage.disk.budget_bytes or storage.disk.has_remote else "there is neither a disk nor an object store"
+
+
 def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
     """Return the geometry of hidden states to keep at this storage; None where KV is to be kept. Changes nothing."""
     geometry, text = state.geometry, state.config.hidden_form
@@ -82,10 +123,13 @@ def wanted_hidden(state: CellState, storage: Storage) -> KvGeometry | None:
         if on_disk is not None or storage.sparse.is_kept:
             return on_disk
         return _best_geometry(state, storage, geometry)
-    if sum(layers) != geometry.layers:
-        return None
-    hidden = next((one.restoration.hidden for one in restorers_of(state, storage) if one.restoration is not None), 0)
-    return hidden_geometry(geometry, layers[0], layers[1], hidden)
+    hidden = _width_of_hidden(state, storage)
+    return None if form_fault(text, geometry, hidden) else hidden_geometry(geometry, layers[0], layers[1], hidden)
+
+
+def _width_of_hidden(state: CellState, storage: Storage) -> int:
+    """Return the values of a hidden state by the first worker of the node that told its costs; 0 without any."""
+    return next((one.restoration.hidden for one in restorers_of(state, storage) if one.restoration is not None), 0)
 
 
 def form_on_disk(state: CellState, storage: Storage) -> KvGeometry | None:

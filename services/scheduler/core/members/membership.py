@@ -42,6 +42,7 @@ from shared.errors import AttemptsExhausted, Unavailable
 from shared.kept_texts import MOST_KEPT_TOKENS
 from shared.messages.gateway_notices import RequestFailed, ResumeNeeded
 from shared.messages.worker_plans import Dismiss
+from shared.same_model import difference, have_equal_files
 
 if TYPE_CHECKING:
     from services.scheduler.core.cache.prefix_tree import Node
@@ -91,6 +92,7 @@ def worker_joined(step: Step, message: WorkerJoined) -> None:
         device=message.device,
         texts=KeptTexts(most_tokens=max(0, min(message.kept_tokens, MOST_KEPT_TOKENS))),
         takes_compact=message.takes_compact,
+        reads_no_parts=message.reads_no_parts,
     )
     state.workers[worker.worker_id] = worker
     fit_pools(state)
@@ -110,7 +112,7 @@ def _fault(state: CellState, message: WorkerJoined) -> str:
     if not state.workers:
         return ""
     if message.model != state.model:
-        return "the cell serves another model"
+        return difference("this worker", message.kernels, state.kernels) or "the cell serves another model"
     if geometry != state.geometry:
         return "the cell's pages have another geometry"
     return ""
@@ -161,19 +163,25 @@ def _adopt_model(step: Step, message: WorkerJoined) -> bool:
     Return False while nodes with such KV are left, which are being struck.
     """
     state = step.state
-    if state.workers or (state.model == message.model and state.geometry == message.pool.geometry):
+    if state.workers:
+        state.kernels = state.kernels or message.kernels
+        return True
+    if state.model == message.model and state.geometry == message.pool.geometry:
+        state.kernels = message.kernels
         return True
     if state.model and state.model != message.model:
-        # The prompts are tokens of another model.
+        # The prompts are tokens of another model, or the KV of their namespaces is of other kernels.
+        has_its_files = have_equal_files(message.kernels, state.kernels)
+        now = "computes by kernels of another release" if has_its_files else "serves another model"
         for request in list(state.requests.values()):
             if request.state is RequestState.WAITING:
                 dequeue(state, request)
-            fail(step, request, Unavailable.code, "the cell serves another model now")
+            fail(step, request, Unavailable.code, f"the cell {now} now")
     if state.geometry is not None and state.geometry != message.pool.geometry:
         forget_host_pools(step)
         if state.lost:
             return False
-    state.model, state.geometry = message.model, message.pool.geometry
+    state.model, state.kernels, state.geometry = message.model, message.kernels, message.pool.geometry
     state.tree.page_size = message.pool.geometry.page_size
     state.quotas.page_bytes = message.pool.geometry.page_bytes
     return True

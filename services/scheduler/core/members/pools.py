@@ -145,13 +145,18 @@ def request_missing_pools(step: Step) -> None:
 def request_pool(step: Step, storage: Storage) -> None:
     """Ask for a host pool if there is none yet and settings say that one is wanted: a pool, once made, stays.
 
-    While nodes name an earlier pool of that storage, no other is asked for.
+    While nodes name an earlier pool of that storage, no other is asked for. Copies to be read in part come with the
+    pool, or not at all where no worker of the node reads parts.
     """
     state, geometry = step.state, step.state.geometry
     is_wanted = state.is_configured and state.config.host_tier and f"{HOST}/{storage.storage_id}" not in state.lost
     if is_wanted and not storage.is_pool_requested and geometry is not None:
         storage.is_pool_requested = True
-        step.to_storage(storage, CreateHostPool(geometry=geometry))
+        sparse, workers = storage.sparse, workers_of(state, storage)
+        if sparse.is_kept or sparse.is_left_out:
+            sparse.is_left_out = bool(workers) and all(worker.reads_no_parts for worker in workers)
+            sparse.is_kept = not sparse.is_left_out
+        step.to_storage(storage, CreateHostPool(geometry=geometry, is_read_in_part=not sparse.is_left_out))
 
 
 def attach_device(step: Step, storage: Storage, worker: Worker) -> None:

@@ -135,7 +135,7 @@ def _cost_with_disk(state: CellState, request: Request, worker: Worker, cached: 
         end += 1
     end_of_hidden = usable_hidden_end(state, request, worker, storage, names, first)
     later = usable_stretches(state, request, worker, storage, names, first, end_of_hidden)
-    end_of_sparse = usable_sparse_end(state, request, storage, names, first, cached)
+    end_of_sparse = usable_sparse_end(state, request, worker, storage, names, first, cached)
     if max(end, end_of_hidden, end_of_sparse) > first or later:
         choice = choose_way(
             state, request, worker, storage, names, cached, end, end_of_hidden, later, end_of_sparse=end_of_sparse

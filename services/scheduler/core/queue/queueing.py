@@ -39,7 +39,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.ids import DIGEST_BYTES, TOKEN_BYTES, is_digest
-from shared.messages.gateway_notices import PromptWanted, RequestFailed
+from shared.messages.gateway_notices import CELLS_BOUND_OF_TENANTS, TENANTS_BOUND, PromptWanted, RequestFailed
 from shared.messages.requests import CacheHints, SubmitRequest
 from shared.prompt_chain import block_digests
 
@@ -87,7 +87,7 @@ def submit(step: Step, message: SubmitRequest) -> None:
         return
     exceeded = _exceeded_bound(state, message)
     if exceeded:
-        _refuse(step, message, QueueFull.code, f"the queue is full: {exceeded}", _RETRY_AFTER_MS)
+        _refuse(step, message, QueueFull.code, exceeded, _RETRY_AFTER_MS)
         return
     match = unmatched(message)
     if message.base is not None:
@@ -158,17 +158,17 @@ def fault_of(message: SubmitRequest) -> str:
 
 
 def _exceeded_bound(state: CellState, message: SubmitRequest) -> str:
-    """Return the bound of the queue that one more request would exceed, or ""."""
+    """Return a sentence on the bound of the queue that one more request would exceed, or ""."""
     config = state.config
     if state.queued >= config.max_queued:
-        return f"max_queued allows {config.max_queued} waiting requests"
+        return f"the queue is full: max_queued allows {config.max_queued} waiting requests"
     if state.queued_tokens + message.prompt_tokens > config.max_queued_tokens:
-        return f"max_queued_tokens allows {config.max_queued_tokens} tokens of waiting requests"
+        return f"the queue is full: max_queued_tokens allows {config.max_queued_tokens} tokens of waiting requests"
     waiting = state.tenants.get(message.tenant, 0)
     if message.max_queued:
-        return f"its tenant may have {message.max_queued} waiting requests" if waiting >= message.max_queued else ""
+        return f"{TENANTS_BOUND} {message.max_queued} waiting requests" if waiting >= message.max_queued else ""
     if 0 < config.max_queued_per_tenant <= waiting:
-        return f"max_queued_per_tenant allows {config.max_queued_per_tenant} waiting requests of one tenant"
+        return f"{CELLS_BOUND_OF_TENANTS} {config.max_queued_per_tenant} waiting requests of one tenant"
     return ""
 
 
@@ -294,7 +294,7 @@ def forget(step: Step, request: Request, event: RequestEvent) -> None:
     forget_fetch_waits(step, request)
     state = step.state
     if state.recollection is not None:
-        state.recollection.forget_waits(request.request_id)
+        state.recollection.forget_waiting(request.request_id)
     if request.submit.cache.leases:
         state.cache_leases.take_pending(request.request_id)
     del state.requests[request.request_id]

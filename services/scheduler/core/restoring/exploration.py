@@ -84,7 +84,7 @@ def left_us(state: CellState, request: Request) -> float:
 def is_sparse_overruled(prices: Prices, ways: Ways, choice: Choice) -> bool:
     """Return whether a sparse read would have won without slow observations of such reads. Pure, O(layers)."""
     sparse = prices.sparse
-    if sparse is None or choice.form == "sparse" or sparse.pace >= 1.0:
+    if sparse is None or choice.form == "sparse" or not sparse.is_slow:
         return False
     return choose(replace(prices, sparse=sparse.unobserved()), ways).form == "sparse"
 
@@ -94,7 +94,7 @@ def note_decision(storage: Storage, choice: Choice) -> None:
     if choice.overrules_sparse:
         storage.sparse.overruled += 1
         if storage.sparse.overruled >= TRIED_EVERY:
-            storage.sparse.overruled, storage.sparse.pace = 0, Rate()
+            storage.sparse.overruled, storage.sparse.pace, storage.sparse.keys_pace = 0, Rate(), Rate()
     if choice.is_overruling:
         storage.fetching.overruled = min(storage.fetching.overruled + 1, TRIED_EVERY - 1)
 

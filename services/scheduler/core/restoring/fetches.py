@@ -156,7 +156,7 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
     is_whole = fetch.chunks == _chunks_of(fetch)
     if fetch.remote_chunks:
         storage.fetching.blanks.note_something("kv")
-    state.count("fetches_done" if is_whole else "fetches_cancelled" if fetch.is_called_off else "fetches_failed")
+    state.count(_outcome(storage, fetch, message, is_whole=is_whole))
     reached = fetch.depth + fetch.chunks * chunk_tokens(state.tree.page_size)
     is_of_disk = not fetch.remote_chunks and not fetch.lender_id
     near = _waiters_near(state, storage, fetch)
@@ -171,6 +171,16 @@ def _finish(step: Step, storage: Storage, fetch: Fetch, message: ChunksFetched) 
         elif fetch.lender_id and not is_done:
             request.prefetch.is_loan_over = is_done = True  # It may come from elsewhere.
         _settle(step, fetch, request, is_whole=is_done or _may_come_as_hidden(step, storage, request, fetch, reached))
+
+
+def _outcome(storage: Storage, fetch: Fetch, message: ChunksFetched, *, is_whole: bool) -> str:
+    """Return the counter of a fetch's end. An object store is asked for what it may have, and often has less."""
+    if is_whole:
+        return "fetches_done"
+    if fetch.is_called_off:
+        return "fetches_cancelled"
+    may_lack = storage.disk.has_remote and not fetch.lender_id
+    return "fetches_short" if may_lack and not message.error else "fetches_failed"
 
 
 def _note_copy(state: CellState, fetch: Fetch) -> None:

@@ -196,7 +196,7 @@ def _try(step: Step, request: Request, worker: Worker, storage: Storage, *, is_n
     if end_of_hidden == first and not later and _raise(step, request, worker, storage, path, names, covered):
         return True
     end, asked = _end_of_run(state, request, worker, storage, names, first)
-    end_of_sparse = usable_sparse_end(state, request, storage, names, first, covered * page_size)
+    end_of_sparse = usable_sparse_end(state, request, worker, storage, names, first, covered * page_size)
     run = KvRun(names, first, end, covered)
     if asked == HIDDEN and max(end, end_of_hidden, end_of_sparse) == first and not later:
         is_settled = _ask_for_hidden(step, request, worker, storage, run, is_next=is_next)
@@ -440,4 +440,6 @@ def _chosen(
     elif choice.form != "kv":
         state.count(f"restorations_planned_{choice.form}")
     note_decision(storage, choice)
+    if state.recollection is not None:
+        state.recollection.note_weighed(request.request_id, [each.told(choice.form) for each in choice.weighed])
     return choice

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from services.scheduler.core.hidden.hidden_form import layout_for
 from services.scheduler.core.hidden.partition import LayerCosts, layer_costs, layer_times, made, pipelined_us
 from services.scheduler.core.rates import compute_fit, disk_bytes_per_us, loaded_token_us, queued_bytes
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
 from shared.chunks import chunk_tokens
+from shared.messages.explanations import CostName, CostPart, WayName, WeighedWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     from services.scheduler.core.state import CellState, Storage, Worker
     from shared.messages.pools import KvGeometry
 
-Form = Literal["kv", "hidden", "recompute", "sparse"]
+Form = WayName
+
+Part = tuple[CostName, float, float]
+"""A part of a way's time: its name, microseconds, and the bytes that are read for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,17 @@ class Choice:
     end: int = 0
     later: int = 0  # Number of later stretches of hidden states to bring as well.
     overrules_sparse: bool = False  # A sparse read would have won, but for the observed speed of such reads.
+    parts: tuple[Part, ...] = ()  # Parts of the time, each as if nothing hid it.
+    weighed: tuple[Choice, ...] = ()  # All ways that were compared, without theirs.
+
+    def told(self, taken: Form) -> WeighedWay:
+        """Return it for an explanation; what other work or another part hides of its parts is a part below 0. Pure."""
+        parts = [CostPart(name=name, us=round(us), nbytes=round(nbytes)) for name, us, nbytes in self.parts if us > 0]
+        hidden_us = round(self.total_us) - sum(part.us for part in parts)
+        if hidden_us < -len(parts):  # Each part is rounded.
+            parts.append(CostPart(name="overlap", us=hidden_us))
+        us = sum(part.us for part in parts)
+        return WeighedWay(way=self.form, us=us, parts=tuple(parts), is_taken=self.form == taken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +125,11 @@ class Prices:
     def fetching(self, token_bytes: float, tokens: int) -> float:
         """Return the microseconds of reading ``tokens`` from the disk, behind its queue."""
         return (self.queued_bytes + tokens * token_bytes) / self.disk_bytes_per_us
+
+    def reading_parts(self, nbytes: float) -> tuple[Part, ...]:
+        """Return the parts of a read of ``nbytes`` from the disk."""
+        queue_us = self.queued_bytes / self.disk_bytes_per_us
+        return ("queue", queue_us, 0.0), ("read", nbytes / self.disk_bytes_per_us, nbytes)
 
     def kv(self, ways: Ways) -> tuple[float, float]:
         """Return (microseconds of the device's wait and load, microseconds of all) of fetching and loading KV."""
@@ -161,15 +181,21 @@ def ways_back(prices: Prices, ways: Ways) -> list[Choice]:
     if ways.kv_end > ways.covered:
         waited_us, restoring_us = prices.kv(ways)
         rest_us = prices.computing(ways.kv_end, ways.tokens)
+        rest: tuple[Part, ...] = (("compute", rest_us, 0.0),)
         if ways.following_end > ways.kv_end or ways.following_later:
             spans = ((ways.kv_end, ways.following_end), *ways.following_later)
             following = _from_hidden(prices, ways.tokens, ways.kv_end, spans)
-            rest_us = min(rest_us, following.total_us)
-        found.append(Choice("kv", waited_us + rest_us, restoring_us, kind=KV_FROM_DISK))
+            if following.total_us < rest_us:
+                rest_us, rest = following.total_us, following.parts
+        nbytes = (ways.kv_end - ways.begin) * prices.costs.layers * prices.costs.kv_bytes
+        load_us = (ways.kv_end - ways.covered) * prices.loaded_us
+        parts = (*prices.reading_parts(nbytes), ("load", load_us, 0.0), *rest)
+        found.append(Choice("kv", waited_us + rest_us, restoring_us, kind=KV_FROM_DISK, parts=parts))
     if ways.hidden_end > ways.covered or ways.later:
         spans = ((ways.begin, ways.hidden_end), *ways.later)
         found.append(_from_hidden(prices, ways.tokens, ways.covered, spans))
-    found.append(Choice("recompute", prices.computing(ways.covered, ways.tokens), kind="tokens"))
+    total_us = prices.computing(ways.covered, ways.tokens)
+    found.append(Choice("recompute", total_us, kind="tokens", parts=(("compute", total_us, 0.0),)))
     if ways.sparse_end > ways.covered and prices.sparse is not None:
         found.append(_in_part(prices, prices.sparse, ways))
     return found
@@ -182,7 +208,15 @@ def _in_part(prices: Prices, sparse: SparsePrices, ways: Ways) -> Choice:
     reading_us = sparse.reading(span)
     context = ways.covered + ceil(sparse.ratio * span)
     computing_us = prices.computing(context, context + ways.tokens - ways.sparse_end)
-    return Choice("sparse", queued_us + reading_us + computing_us, reading_us, kind=IMPORTANT_FROM_DISK)
+    copies_us = span * sparse.chosen.copied_us / sparse.chosen.pace
+    parts: tuple[Part, ...] = (
+        ("queue", queued_us, 0.0),
+        ("keys", sparse.keys.reading(span), span * sparse.keys.token_bytes),
+        ("chosen", sparse.chosen.reading(span) - copies_us, span * sparse.chosen.token_bytes),
+        ("copies", copies_us, 0.0),
+        ("compute", computing_us, 0.0),
+    )
+    return Choice("sparse", queued_us + reading_us + computing_us, reading_us, kind=IMPORTANT_FROM_DISK, parts=parts)
 
 
 def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[tuple[int, int]]) -> Choice:
@@ -195,6 +229,7 @@ def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[
     assert prices.layout is not None
     found: list[Choice] = []
     now_us, read_us, disk_us, device_us, chunks = 0.0, -prices.ahead_us, 0.0, 0.0, 0
+    nbytes_read = holes_us = 0.0
     recomputed: int | None = None
     position, size = covered, chunk_tokens(prices.layout.page_size)
     for place, (begin, end) in enumerate(stretches):
@@ -202,20 +237,28 @@ def _from_hidden(prices: Prices, tokens: int, covered: int, stretches: Sequence[
             continue
         start = max(begin, covered)
         restoring_us, recomputed = prices.restoring(start, end, recomputed)
+        nbytes_read += (end - begin) * prices.layout.token_bytes
         nbytes = (end - begin) * prices.layout.token_bytes + (prices.queued_bytes if not found else 0.0)
         reading_us = nbytes / prices.disk_bytes_per_us
-        now_us += prices.computing(position, start) if start > position else 0.0
+        hole_us = prices.computing(position, start) if start > position else 0.0
+        now_us, holes_us = now_us + hole_us, holes_us + hole_us
         read_us += reading_us
         now_us += pipelined_us(max(0.0, read_us - now_us), restoring_us, (end - begin) // size)
         disk_us, device_us, chunks = disk_us + reading_us, device_us + restoring_us, chunks + (end - begin) // size
         position = end
+        rest_us = prices.computing(end, tokens)
         choice = Choice(
             form="hidden",
-            total_us=now_us + prices.computing(end, tokens),
+            total_us=now_us + rest_us,
             restoring_us=pipelined_us(disk_us, device_us, chunks),
             recomputed=recomputed,
             kind=hidden_kind(prices.layout, recomputed),
             later=place,
+            parts=(
+                *prices.reading_parts(nbytes_read),
+                ("restore", device_us, 0.0),
+                ("compute", holes_us + rest_us, 0.0),
+            ),
         )
         found.append(choice)
     return min(found, key=lambda choice: choice.total_us)

@@ -33,10 +33,10 @@ from services.scheduler.core.restoring.restoration_choice import (
     Choice,
     Prices,
     Ways,
-    choose,
     hidden_kind,
     observed_prices,
     prices_of,
+    ways_back,
 )
 from services.scheduler.core.sparse.sparse_costs import sparse_prices
 from services.scheduler.core.speed_fit import IMPORTANT_FROM_DISK, KV_FROM_DISK
@@ -172,7 +172,8 @@ def way_of_question(state: CellState, worker: Worker, storage: Storage, begin: i
 
 def _fastest(state: CellState, request: Request, storage: Storage, prices: Prices, ways: Ways) -> Choice:
     """Return the fastest way, or a trial of another where one is due. Changes nothing."""
-    choice = choose(prices, ways)
+    weighed = tuple(ways_back(prices, ways))
+    choice = replace(min(weighed, key=lambda each: each.total_us), weighed=weighed)
     if is_sparse_overruled(prices, ways, choice):
         choice = replace(choice, overrules_sparse=True)
     if not is_overruling(storage, prices, ways, choice):
@@ -182,7 +183,7 @@ def _fastest(state: CellState, request: Request, storage: Storage, prices: Price
         step, least = chunk_tokens(state.tree.page_size), state.config.min_prefetch_tokens
         left = left_us(state, request) - prices.ahead_us
         trial = find_trial(prices, ways, choice, step=step, least=least, left_us=left)
-    return trial or replace(choice, is_overruling=True)
+    return replace(trial, weighed=weighed) if trial is not None else replace(choice, is_overruling=True)
 
 
 def _in_tokens(stretches: Sequence[Stretch], size: int) -> tuple[Stretch, ...]:

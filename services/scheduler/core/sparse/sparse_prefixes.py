@@ -39,26 +39,31 @@ NOT_LOADED = -1
 """Entry of a page table in the place of a sparse prefix's pages."""
 
 
-def may_be_sparse(state: CellState, request: Request, storage: Storage) -> bool:
-    """Return whether a part of a request's prompt may be read sparsely from this storage, if it has any.
+READING_IN_PART = ("planned", "important")
+"""Settings of ``restoring`` with which prefixes are read sparsely: ``planned`` weighs it, ``important`` always does so.
+The others lose nothing.
+"""
 
-    ``planned`` weighs it, ``important`` always does so: the other settings of ``restoring`` lose nothing. Changes
-    nothing.
+
+def may_be_sparse(state: CellState, request: Request, worker: Worker, storage: Storage) -> bool:
+    """Return whether this worker may read a part of a request's prompt sparsely from this storage, if it has any.
+
+    Changes nothing.
     """
     importance = request.submit.cache.importance
     is_allowed = importance is not None and LEAST_RATIO <= importance.ratio <= 1.0 and request.may_reuse
     is_possible = bool(storage.sparse.chunks) and not request.sparse.is_refused
-    return is_allowed and is_possible and state.config.restoring in ("planned", "important")
+    return is_allowed and is_possible and not worker.reads_no_parts and state.config.restoring in READING_IN_PART
 
 
 def usable_sparse_end(
-    state: CellState, request: Request, storage: Storage, names: ChunkNames, first: int, covered: int
+    state: CellState, request: Request, worker: Worker, storage: Storage, names: ChunkNames, first: int, covered: int
 ) -> int:
     """Return the end of the chunks from ``first`` on that may be read sparsely; ``first`` where they are too few.
 
     ``covered`` tokens of the request need not be read. Changes nothing; O(chunks).
     """
-    if not may_be_sparse(state, request, storage):
+    if not may_be_sparse(state, request, worker, storage):
         return first
     end, most = first, min(names.count, first + SPARSE_CHUNKS)
     while end < most and names[end] in storage.sparse.chunks:
@@ -85,7 +90,7 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
     if choice is None or covered < choice.depth:
         return None
     storage = state.storage_of(worker)
-    if storage is None or storage.storage_id != choice.storage_id or not may_be_sparse(state, request, storage):
+    if storage is None or storage.storage_id != choice.storage_id or not may_be_sparse(state, request, worker, storage):
         return None
     size = chunk_tokens(state.tree.page_size)
     first = end = (covered - choice.depth) // size
@@ -107,6 +112,8 @@ def span_for(state: CellState, request: Request, worker: Worker, covered: int) -
 def drop_choice(state: CellState, request: Request) -> None:
     """Drop a chosen sparse prefix that is useless by now; the request is looked at again."""
     request.sparse.choice = None
+    if state.recollection is not None:
+        state.recollection.note_weighed(request.request_id, ())
     request.prefetch.is_due = True
     state.count("sparse_choices_dropped")
 
@@ -138,7 +145,8 @@ def begin_sparse(
     prices = sparse_prices(state, worker, state.storages[span.storage_id], importance)
     if prices is not None:
         tokens = span.end - span.start
-        span.expected_us, span.predicted_us = prices.expecting(tokens), prices.reading(tokens)
+        span.expected_keys_us, span.expected_us = prices.keys.expecting(tokens), prices.chosen.expecting(tokens)
+        span.predicted_us = prices.reading(tokens)
     request.sparse.span = span
     state.count("sparse_prefixes")
     state.count("sparse_tokens_planned", span.end - span.start)

@@ -32,15 +32,18 @@ class SparseSpan(msgspec.Struct):
     depth: int
     chunks: bytes
     pages: bytes = b""
-    expected_us: float = 0.0  # Predicted time of reading at the disk's rate.
-    predicted_us: float = 0.0  # Predicted time by the observed pace of such reads.
+    expected_us: float = 0.0  # Predicted time of reading chosen tokens at the disk's rate.
+    predicted_us: float = 0.0  # Predicted time of all reads by the observed paces of such reads.
+    expected_keys_us: float = 0.0  # Predicted time of reading keys at the disk's rate.
 
 
 class SparseTier(msgspec.Struct):
     """A storage's chunks in the form that can be read sparsely."""
 
     is_kept: bool = False  # Its disk keeps a second copy of KV chunks for sparse reads.
+    is_left_out: bool = False  # It was asked to keep copies, and keeps none: its node's workers read no parts.
     chunks: dict[bytes, None] = {}  # Chunks that it reported in that form.
-    pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of such reads over the time they took.
-    overruled: int = 0  # Decisions against such reads that rest on that pace alone.
+    pace: Rate = msgspec.field(default_factory=Rate)  # Expected time of reading chosen tokens over the time it took.
+    keys_pace: Rate = msgspec.field(default_factory=Rate)  # The same of keys to choose by.
+    overruled: int = 0  # Decisions against such reads that rest on these paces alone.
     shares: ChunkShares = msgspec.field(default_factory=ChunkShares)  # Important shares of chunks read sparsely.

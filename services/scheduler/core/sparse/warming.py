@@ -133,12 +133,28 @@ def sparse_loaded(step: Step, worker: Worker, report: SparseLoaded) -> None:
     state.count("sparse_tokens_read", span.end - span.start)
     state.count("sparse_disk_bytes", max(0, report.disk_bytes))
     state.predictions.note(IMPORTANT_FROM_DISK, span.predicted_us, report.read_us)
+    if report.keys_us >= 0 and state.recollection is not None:
+        taken = {"keys": report.keys_us, "chosen": max(0, report.read_us - report.keys_us)}
+        state.recollection.note_taken(report.request_id, report.attempt, taken)
     storage = state.storages.get(span.storage_id)
     if storage is None:
         return
-    storage.sparse.pace.note(span.expected_us, report.read_us)
+    # A worker's first read makes the memory that it lends, and the storage maps it: that takes longer than most reads.
+    if worker.has_read_parts and report.read_us > 0:
+        _note_paces(storage, span, report)
+    worker.has_read_parts = True
     if state.config.importance_caching:
         _learn(step, storage, request, span, report)
+
+
+def _note_paces(storage: Storage, span: SparseSpan, report: SparseLoaded) -> None:
+    """Learn how long computation waits for keys, and for chosen tokens."""
+    keys_us = min(report.keys_us, report.read_us)
+    if keys_us < 0:  # A worker of an earlier release: both parts were as fast.
+        keys_us = round(report.read_us * span.expected_keys_us / max(1.0, span.expected_keys_us + span.expected_us))
+    # Keys that were prefetched in time took nothing.
+    storage.sparse.keys_pace.note(span.expected_keys_us, max(1, keys_us))
+    storage.sparse.pace.note(span.expected_us, max(1, report.read_us - keys_us))
 
 
 def _learn(step: Step, storage: Storage, request: Request, span: SparseSpan, report: SparseLoaded) -> None:

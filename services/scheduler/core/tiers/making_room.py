@@ -15,7 +15,13 @@ from services.scheduler.core.cache.residency import (
     is_left_bare,
     offer_left_bare,
 )
-from services.scheduler.core.cache.victims import TRANSFER_PAGES, take_device_excess, take_device_victim, trim
+from services.scheduler.core.cache.victims import (
+    TRANSFER_PAGES,
+    take_device_excess,
+    take_device_victim,
+    take_overlooked_victim,
+    trim,
+)
 from services.scheduler.core.tiers.backups import backup_target, join_transfer, open_transfer, send_transfer
 from services.scheduler.core.tiers.host_admission import admit_to_host, drop_above_quotas
 
@@ -68,7 +74,8 @@ def _evict_pages(
 ) -> None:
     """Evict nodes of ``missing`` pages, at most ``most_nodes``; more if they are needed and no backup is in flight.
 
-    ``coming`` pages are for an ``owner``.
+    ``coming`` pages are for an ``owner``. Raises InvariantViolated where they are needed, and the policy names no node
+    though one may leave.
     """
     state = step.state
     eviction = _Eviction()
@@ -78,6 +85,8 @@ def _evict_pages(
         if state.quotas.accounts:
             found = take_device_excess(state, worker.worker_id, eviction.leaving, owner=owner, coming=coming)
         node, most = found or (take_device_victim(state, worker.worker_id, eviction.leaving), missing)
+        if node is None and is_needed:
+            node = take_overlooked_victim(state, worker)
         if node is None:
             break
         trim(state, node, min(missing, most))

@@ -29,6 +29,7 @@ def make_cell() -> MakeCell:
         has_remote: bool = False,
         hidden_pages: int = 0,
         costs: RestorationCosts | None = None,
+        reads_no_parts: str = "",
         keeps_sparse: bool = False,
         disk_bytes_per_s: float = 1e9,
         shapes: bytes = b"",
@@ -36,7 +37,7 @@ def make_cell() -> MakeCell:
     ) -> CellModel:
         settings: dict[str, Any] = {"policy": "lru", "lease_tokens": 4, "reserve_fraction": 0.0}
         cell = CellModel(CellConfig(**settings | config), page_size=page_size)
-        cell.restoration = costs
+        cell.restoration, cell.reads_no_parts = costs, reads_no_parts
         if host_pages:
             cell.add_storage(
                 "storage",

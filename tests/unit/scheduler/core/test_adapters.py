@@ -14,13 +14,21 @@ from shared.messages.status import AdapterStatus
 from shared.messages.worker_events import AdapterAttached
 from shared.messages.worker_plans import AttachAdapter, DetachAdapter
 from tests.stateful.cell_model import CellModel
-from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders, orders_of, timer_of
 
-ONE, TWO = "1" * 32, "2" * 32
+ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 
 
 def load(cell: CellModel, name: str, digest: str, path: str = "folder") -> None:
     cell.feed(LoadAdapter(name=name, path=path, digest=digest))
+
+
+def replace(cell: CellModel, name: str, digest: str, path: str = "folder", *, expects: str = ONE) -> None:
+    cell.feed(LoadAdapter(name=name, path=path, digest=digest, expects=expects))
+
+
+def named(cell: CellModel) -> list[tuple[str, str]]:
+    return [(each.name, each.digest) for each in told(cell)]
 
 
 def failures(cell: CellModel) -> list[tuple[str, str]]:
@@ -142,6 +150,202 @@ def test_a_name_that_is_given_anew_leads_to_the_other_adapter(make_cell: MakeCel
     cell.drain()
     assert list(cell.state.adapters) == [TWO]
     assert list(cell.workers["worker-0"].adapters) == [TWO]
+
+
+def test_a_name_moves_when_every_worker_has_the_other_adapter(make_cell: MakeCell) -> None:
+    """Until then requests for the name are served as before. A worker that leaves is not waited for."""
+    cell = make_cell(workers=3)
+    load(cell, "tuned", ONE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+    for name in ("worker-0", "worker-1"):
+        assert named(cell) == [("tuned", ONE)]
+        cell.submit([1, 2, 3, 4, 5], adapter=ONE)
+        worker = cell.workers[name]
+        while worker.step():
+            pass
+        while cell.deliver(worker):
+            pass
+
+    cell.lose_worker("worker-2")
+
+    assert named(cell) == [("tuned", TWO)]
+    cell.drain()
+    assert failures(cell) == []
+
+
+def test_a_replacement_that_a_worker_cannot_load_changes_nothing(make_cell: MakeCell) -> None:
+    """The earlier adapter was never given up, so its files need not be there any more; the fault is told."""
+    cell = make_cell(workers=2)
+    load(cell, "tuned", ONE)
+    cell.drain()
+
+    replace(cell, "tuned", TWO, "bad folder")
+    cell.drain()
+
+    assert named(cell) == [("tuned", ONE)]
+    assert ONE not in [order.digest for order in orders_of(cell, DetachAdapter)]
+    assert list(cell.state.adapters) == [ONE]
+    (adapter,) = told(cell)
+    assert adapter.workers == ("worker-0", "worker-1")
+    assert adapter.replacement is not None
+    assert (adapter.replacement.digest, adapter.replacement.faults) == (TWO, {"worker-0": "no such adapter"})
+    assert decode_state(encode_state(cell.state)).replacements == cell.state.replacements
+    cell.feed(UnloadAdapter(name="tuned", digest=TWO))
+    assert told(cell)[0].replacement is None
+
+
+def test_a_displaced_adapter_is_served_for_a_while(make_cell: MakeCell) -> None:
+    """A gateway may not know yet that the name was given away; requests that come later are refused."""
+    cell = make_cell()
+    load(cell, "tuned", ONE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+    cell.drain()
+    late = cell.serve([1, 2, 3], adapter=ONE)
+    assert len(cell.gateway("gateway").tokens[late]) == 4
+    assert orders_of(cell, DetachAdapter) == []
+
+    cell.fire(timer_of(cell, "adapter."))
+
+    assert [order.digest for order in orders_of(cell, DetachAdapter)] == [ONE]
+    cell.serve([1, 2, 3], adapter=ONE)
+    assert [code for code, _ in failures(cell)] == ["model_not_found"]
+
+
+@pytest.mark.parametrize("name", ["tuned", "other"])
+def test_an_unload_ends_the_while(make_cell: MakeCell, name: str) -> None:
+    """Nothing that the name has had is served any more; what another name has had still is."""
+    cell = make_cell()
+    load(cell, "tuned", ONE)
+    load(cell, "other", THREE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+    cell.drain()
+
+    cell.feed(UnloadAdapter(name=name))
+
+    assert (ONE in cell.state.adapters) == (name == "other")
+    assert bool(cell.timers) == (name == "other")
+    cell.drain()
+
+
+def test_an_adapter_that_gets_its_name_back_keeps_it(make_cell: MakeCell) -> None:
+    """The end of the while for which it was displaced means nothing then."""
+    cell = make_cell()
+    load(cell, "tuned", ONE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+    cell.drain()
+
+    replace(cell, "tuned", ONE, expects=TWO)
+    cell.drain()
+
+    assert named(cell) == [("tuned", ONE)]
+    assert [cell.state.timers[name].subject for name in cell.timers] == [TWO]
+
+
+def test_an_order_names_what_it_expects(make_cell: MakeCell) -> None:
+    """Of two orders for a free name, or for one adapter in its place, the first is carried out and the other not."""
+    cell = make_cell()
+    replace(cell, "tuned", ONE, expects="")
+    replace(cell, "tuned", TWO, expects="")
+    cell.drain()
+    assert named(cell) == [("tuned", ONE)]
+    replace(cell, "tuned", TWO)
+    cell.drain()
+
+    replace(cell, "tuned", THREE)
+    cell.drain()
+
+    assert named(cell) == [("tuned", TWO)]
+    assert cell.state.counters["adapters_refused"] == 2
+    replace(cell, "tuned", TWO)  # It is there already.
+    assert cell.state.counters["adapters_refused"] == 2
+
+
+def test_of_two_replacements_the_later_one_counts(make_cell: MakeCell) -> None:
+    """The earlier one is dropped before it had the name."""
+    cell = make_cell()
+    load(cell, "tuned", ONE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+
+    replace(cell, "tuned", THREE)
+
+    assert [order.digest for order in orders_of(cell, DetachAdapter)] == [TWO]
+    cell.drain()
+    assert named(cell) == [("tuned", THREE)]
+
+
+@pytest.mark.parametrize("order", [UnloadAdapter(name="tuned"), LoadAdapter(name="tuned", path="folder", digest=THREE)])
+def test_an_order_for_the_name_ends_its_replacement(make_cell: MakeCell, order: UnloadAdapter | LoadAdapter) -> None:
+    """An order of an earlier gateway, which expects nothing, takes effect at once."""
+    cell = make_cell()
+    load(cell, "tuned", ONE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+
+    cell.feed(order)
+    cell.drain()
+
+    assert list(cell.state.adapters) == ([] if isinstance(order, UnloadAdapter) else [THREE])
+    assert cell.state.replacements == {}
+
+
+def test_an_unload_may_name_the_adapter(make_cell: MakeCell) -> None:
+    """Another that has the name by now keeps it."""
+    cell = make_cell()
+    load(cell, "tuned", ONE)
+    cell.feed(UnloadAdapter(name="tuned", digest=TWO))
+    assert named(cell) == [("tuned", ONE)]
+
+    cell.feed(UnloadAdapter(name="tuned", digest=ONE))
+
+    assert named(cell) == []
+
+
+def test_a_full_worker_has_room_for_a_replacement(make_cell: MakeCell) -> None:
+    """The replaced adapter does not count, since it leaves; one more is refused."""
+    cell = make_cell()
+    cell.most_adapters = 1
+    load(cell, "tuned", ONE)
+    cell.drain()
+    replace(cell, "tuned", TWO)
+    cell.drain()
+    assert named(cell) == [("tuned", TWO)]
+    cell.fire(timer_of(cell, "adapter."))
+
+    load(cell, "other", THREE)
+    cell.drain()
+
+    assert told(cell)[1].faults == {"worker-0": "no room"}
+
+
+def test_an_adapter_waits_for_room_that_an_unloaded_one_takes(make_cell: MakeCell) -> None:
+    """It is loaded when the last request with the other has ended, and its own requests wait until then."""
+    cell = make_cell()
+    cell.most_adapters = 1
+    load(cell, "tuned", ONE)
+    cell.drain()
+    cell.submit([1, 2, 3, 4, 5], max_tokens=8, adapter=ONE)
+    cell.round()
+    cell.feed(UnloadAdapter(name="tuned"))
+    load(cell, "other", TWO)
+    request = cell.submit([1, 2, 3], adapter=TWO)
+    worker = cell.workers["worker-0"]
+    worker.step()
+    while cell.deliver(worker):
+        pass
+    (adapter,) = told(cell)
+    assert adapter.faults == {}
+    assert adapter.room_waits == {"worker-0": "no room, and an unloaded adapter still has 1 requests"}
+
+    cell.drain()
+
+    assert failures(cell) == []
+    assert len(cell.gateway("gateway").tokens[request]) == 4
+    assert told(cell)[0].workers == ("worker-0",)
 
 
 def test_requests_fail_where_no_worker_can_load(make_cell: MakeCell) -> None:

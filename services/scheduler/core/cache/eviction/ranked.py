@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from math import isnan
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.cache.eviction.policy import Evictable, Moment, Policy, register_policy
+from shared.errors import InvariantViolated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,10 +36,15 @@ class RankedPolicy(Policy):
         self.latest.pop(node.id, None)
 
     def offer(self, node: Node) -> None:
-        """Push the node's present rank; rebuild the heap once more than half of its entries are void."""
+        """Push the node's present rank; rebuild the heap once more than half of its entries are void.
+
+        Raises InvariantViolated for a rank that is not a tuple of numbers, or holds NaN: such a node would never leave.
+        """
         rank = self.rank(node)
-        if self.latest.get(node.id) == rank:
+        known = self.latest.get(node.id)
+        if known is not None and known == rank:
             return
+        _require_numbers(self, node, rank)
         self.latest[node.id] = rank
         heappush(self.entries, (rank, node.id))
         if len(self.entries) > 2 * len(self.latest) + 64:
@@ -69,6 +76,14 @@ class RankedPolicy(Policy):
             latest = self.latest.get(node_id)
             entries.append((latest if latest is not None and latest == rank else rank, ids.get(node_id, node_id)))
         self.entries = entries
+
+
+def _require_numbers(policy: RankedPolicy, node: Node, rank: object) -> None:
+    for each in rank if isinstance(rank, tuple) else (None,):
+        if not (isinstance(each, int) or (isinstance(each, float) and not isnan(each))):
+            raise InvariantViolated(
+                f"policy {policy.name!r} ranks node {node.id} as {rank!r}; a rank is a tuple of numbers, not NaN"
+            )
 
 
 @register_policy

@@ -109,6 +109,34 @@ def test_an_end_that_is_evicted_leaves_its_place_to_what_is_above(cell: CellMode
     assert len(storage_of(cell).disk.chunks) == 2 * CHUNKS
 
 
+def test_what_is_evicted_before_its_turn_is_counted(cell: CellModel) -> None:
+    """Each chunk once, of every document in line; chunks of one that is saved or being saved are none of them."""
+    for document in DOCUMENTS:
+        compute(cell, document)
+    worker = cell.state.workers["worker-0"]
+    lost = [cell.state.tree.nodes[name] for name in list(storage_of(cell).disk.unsaved)[:2]]
+    for leaf in lost:
+        drop_device(cell.state, leaf, worker)
+    cell.drain()
+
+    assert cell.state.counters["saves_lost_chunks"] == CHUNKS * 2
+    assert len(storage_of(cell).disk.chunks) == CHUNKS * (len(DOCUMENTS) - 2)
+    assert storage_of(cell).disk.unsaved == {}
+
+
+def test_chunks_of_a_path_are_lost_with_the_node_that_they_end_in(cell: CellModel) -> None:
+    """The document above two questions waits on, and is saved."""
+    compute(cell, DOCUMENTS[0])
+    compute(cell, [*DOCUMENTS[1], *range(100, 164)])
+    compute(cell, [*DOCUMENTS[1], *range(200, 264)])
+    for leaf in [cell.state.tree.nodes[name] for name in storage_of(cell).disk.unsaved]:
+        drop_device(cell.state, leaf, cell.state.workers["worker-0"])
+    cell.drain()
+
+    assert cell.state.counters["saves_lost_chunks"] == 2
+    assert len(storage_of(cell).disk.chunks) == 2 * CHUNKS
+
+
 def test_nothing_stands_in_line_for_a_storage_that_is_lost(cell: CellModel) -> None:
     """What it will have below is not known."""
     for document in DOCUMENTS:

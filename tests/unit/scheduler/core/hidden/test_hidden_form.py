@@ -7,6 +7,7 @@ from services.scheduler.core.cache.page_pool import new_pool
 from services.scheduler.core.hidden.hidden_form import (
     COMPARED_TOKENS,
     can_restore,
+    form_fault,
     is_worth_keeping,
     parse_form,
     wanted_hidden,
@@ -74,6 +75,30 @@ def test_an_explicit_form_is_taken_where_it_adds_up(form: str, expected: tuple[i
     found = wanted_hidden(*cell(form=form))
 
     assert (found and (found.hidden, found.absent, found.from_hidden)) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "geometry", "hidden", "fault"),
+    [
+        ("off", MHA, 0, ""),
+        ("auto", MHA, 0, ""),
+        ("0/0/32", GQA, 0, ""),
+        ("8/0/24", GQA, 0, ""),
+        ("4/20/8", MHA, 4096, ""),
+        ("0/32/0", GQA, 4096, ""),
+        ("4/20/9", MHA, 4096, "4/20/9 has 33 layers, and the model has 32"),
+        ("0/0/0", MHA, 4096, "0/0/0 has 0 layers, and the model has 32"),
+        ("32/0/0", MHA, 4096, "it keeps nothing"),
+        ("4/20/8", GQA, 4096, "hidden states are not as wide as K, so one page cannot hold both"),
+        ("0/32/0", MHA, 0, "0/32/0 needs hidden states"),
+    ],
+)
+def test_a_form_that_a_model_cannot_have_is_explained(form: str, geometry: KvGeometry, hidden: int, fault: str) -> None:
+    """In words for the operator who configured it."""
+    found = form_fault(form, geometry, hidden)
+
+    assert found.startswith(fault)
+    assert bool(found) == bool(fault)
 
 
 def test_hidden_states_need_a_worker_that_can_use_them() -> None:

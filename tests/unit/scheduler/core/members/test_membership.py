@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from services.scheduler.core import status
-from shared.messages.gateway_notices import ResumeNeeded
+from shared.messages.gateway_notices import RequestFailed, ResumeNeeded
 from shared.messages.pools import PoolHandle
 from shared.messages.storage_plans import AttachDevicePool, CreateHostPool, DetachDevicePool
-from shared.messages.worker_events import WorkerJoined, WorkerLeft
+from shared.messages.worker_events import KernelFacts, WorkerJoined, WorkerLeft
 from shared.messages.worker_plans import AttachHostPool, Dismiss, WorkerPlan
 from tests.stateful.cell_model import MODEL, CellModel, geometry
 from tests.unit.scheduler.core.cell_fixtures import MakeCell, host_pool, orders
@@ -22,12 +22,24 @@ def join(
     page_size: int = 4,
     pages: int = 8,
     incarnation: str = "x",
+    kernels: KernelFacts | None = None,
 ) -> WorkerJoined:
     """A WorkerJoined without a model worker behind it."""
     handle = PoolHandle(kind="shm", layout="layer_first", name="x", nbytes=0, pages=pages, geometry=geometry(page_size))
     return WorkerJoined(
-        worker_id=worker_id, incarnation=incarnation, node="node", model=model, pool=handle, max_context=100
+        worker_id=worker_id,
+        incarnation=incarnation,
+        node="node",
+        model=model,
+        pool=handle,
+        max_context=100,
+        kernels=kernels,
     )
+
+
+def kernels(epoch: int, files: str = "files") -> KernelFacts:
+    """Those of a release that is called like its epoch."""
+    return KernelFacts(files=files, epoch=epoch, release=f"0.{epoch}.0")
 
 
 @pytest.mark.parametrize("difference", [{"model": "another"}, {"page_size": 8}, {"pages": 0}])
@@ -42,6 +54,58 @@ def test_a_worker_that_cannot_serve_here_is_dismissed(make_cell: MakeCell, diffe
     assert isinstance(output.order, Dismiss)
     assert (output.worker_id, output.incarnation, output.number) == ("stranger", "x", 1)
     assert list(cell.state.workers) == ["worker-0"]
+
+
+def reason(cell: CellModel, message: WorkerJoined) -> str:
+    """What a dismissed worker is told."""
+    cell.known_workers[message.worker_id, message.incarnation] = type("Sink", (), {"receive": lambda _, plan: None})()
+    (output,) = cell.feed(message)
+    assert isinstance(output, WorkerPlan)
+    assert isinstance(output.order, Dismiss)
+    return output.order.reason
+
+
+def test_a_worker_whose_kernels_compute_other_bits_is_told_so(make_cell: MakeCell) -> None:
+    """The same model by kernels of another release is not another model."""
+    cell = make_cell(workers=0)
+    assert not orders(cell.feed(join(cell, worker_id="first", model="old", kernels=kernels(2))), Dismiss)
+
+    told = reason(cell, join(cell, model="new", kernels=kernels(3)))
+    stranger = reason(cell, join(cell, model="stranger", kernels=kernels(2, "other")))
+
+    assert (
+        "this worker's are of release 0.3.0 (numerics epoch 3), the cell's of release 0.2.0 (numerics epoch 2)" in told
+    )
+    assert stranger == "the cell serves another model"
+    assert status(cell.state, "s").kernels == kernels(2)
+
+
+def test_kernels_of_a_release_that_does_not_name_them_may_be_the_difference(make_cell: MakeCell) -> None:
+    """In a running cell whose workers, or whose new worker, are of an earlier release."""
+    cell = make_cell()
+    assert cell.state.kernels is None
+
+    new = reason(cell, join(cell, model="new", kernels=kernels(2)))
+    newer_cell = make_cell(workers=0)
+    newer_cell.feed(join(newer_cell, worker_id="first", model="new", kernels=kernels(2)))
+    old = reason(newer_cell, join(newer_cell, model="old"))
+
+    assert "those of the cell are of a release that does not name its numerics epoch" in new
+    assert "those of this worker are of a release that does not name its numerics epoch" in old
+
+
+def test_an_empty_cell_takes_the_kernels_of_its_next_worker(make_cell: MakeCell) -> None:
+    """Requests that wait are told why they end: their KV has names of the earlier kernels."""
+    cell = make_cell(workers=0)
+    cell.feed(join(cell, worker_id="first", model="old", kernels=kernels(2)))
+    cell.feed(WorkerLeft(worker_id="first", incarnation="x"))
+    cell.submit([1] * 4)
+
+    outputs = cell.feed(join(cell, model="new", kernels=kernels(3)))
+
+    assert cell.state.kernels == kernels(3)
+    (failed,) = orders(outputs, RequestFailed)
+    assert "kernels of another release" in failed.message
 
 
 def test_pools_are_introduced_in_order(make_cell: MakeCell) -> None:

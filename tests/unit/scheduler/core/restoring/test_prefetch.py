@@ -156,7 +156,8 @@ def test_an_object_store_that_has_nothing_costs_one_question(make_cell: MakeCell
 
     assert len(orders_of(cell, FetchChunks)) == 1
     assert cell.admitted[-1].cached_tokens == 0
-    assert cell.state.counters["fetches_failed"] == 1
+    assert cell.state.counters["fetches_short"] == 1
+    assert "fetches_failed" not in cell.state.counters
 
 
 def test_a_request_that_ends_lets_go_of_its_fetch(cell: CellModel) -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from services.scheduler.core.hidden.partition import LayerCosts, layer_times, made, pipelined_us
 from services.scheduler.core.restoring.restoration_choice import Prices, Ways, choose, hidden_kind, ways_back
-from services.scheduler.core.sparse.sparse_costs import SparsePrices
+from services.scheduler.core.sparse.sparse_costs import ReadPrice, SparsePrices
 from shared.messages.pools import KvGeometry
 from tests.cases import case
 
@@ -202,7 +202,7 @@ def _no_other_way_is_faster(chance: random.Random) -> None:
 
 def in_part(ratio: float = 0.25, *, token: float = 1.0, calls: float = 0.0, pace: float = 1.0) -> SparsePrices:
     """What reading in part costs: so many microseconds a token of the prefix."""
-    return SparsePrices(ratio=ratio, calls_us=calls, token_us=token, pace=pace)
+    return SparsePrices(ratio, ReadPrice(0.0, 0.0, 0.0), ReadPrice(calls, 1.0, token, 0.0, pace))
 
 
 def test_reading_in_part_is_on_the_critical_path() -> None:

@@ -15,7 +15,7 @@ from shared.messages.cell_events import FlushCache
 from shared.messages.pools import HIDDEN
 from shared.messages.requests import Importance
 from shared.messages.storage_events import ChunksDropped
-from shared.messages.storage_plans import BackupPages, FetchChunks, SaveChunks
+from shared.messages.storage_plans import BackupPages, CreateHostPool, FetchChunks, SaveChunks
 from tests.present import present
 from tests.stateful.cell_model import CellModel, namespace
 from tests.stateful.model_hidden import COSTS
@@ -30,8 +30,9 @@ SLOW_DEVICE = structs.replace(COSTS, token_us=1e5)
 
 
 @pytest.fixture
-def cell_that(make_cell: MakeCell) -> MakeCell:
-    """A cell whose disk can be read in part."""
+def cell_that(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> MakeCell:
+    """A cell whose disk can be read in part. Keys of its model have one value, of which codes would be larger."""
+    monkeypatch.setattr("services.scheduler.core.sparse.sparse_costs.code_bytes", lambda head_dim: head_dim)
     return lambda **settings: sparse_cell(make_cell, **settings)
 
 
@@ -227,6 +228,28 @@ def test_a_disk_that_cannot_be_read_in_part_is_not(cell_that: MakeCell) -> None:
 
     assert not storage_of(cell).sparse.chunks
     assert answered(cell, prompt(4), importance=QUARTER).sparse is None
+
+
+def test_a_worker_that_reads_no_parts_gets_none(cell_that: MakeCell) -> None:
+    """No attempt is lost on it, and the prefix is fetched whole."""
+    cell = cell_that()
+    put_in_parts(cell, prompt(4))
+    cell.state.workers["worker-0"].reads_no_parts = "sinks"
+
+    order = answered(cell, prompt(4), importance=QUARTER)
+
+    assert (order.sparse, order.disk_tokens, order.attempt) == (None, 4 * CHUNK, 1)
+    assert "sparse_choices_dropped" not in cell.state.counters
+
+
+def test_a_storage_whose_workers_read_no_parts_keeps_no_copies(cell_that: MakeCell) -> None:
+    """It hears so with the order for its pool, and its disk may hold hidden states."""
+    read, unread = cell_that(), cell_that(reads_no_parts="sinks")
+
+    assert [order.is_read_in_part for order in orders_of(read, CreateHostPool)] == [True]
+    assert [order.is_read_in_part for order in orders_of(unread, CreateHostPool)] == [False]
+    assert (storage_of(read).sparse.is_kept, storage_of(read).sparse.is_left_out) == (True, False)
+    assert (storage_of(unread).sparse.is_kept, storage_of(unread).sparse.is_left_out) == (False, True)
 
 
 def test_where_computing_is_faster_it_is_exact(cell_that: MakeCell) -> None:

@@ -8,6 +8,7 @@ from msgspec import structs
 from services.scheduler.core import decode_state, encode_state
 from shared.messages.requests import Importance
 from shared.messages.worker_events import BatchDone, SparseLoaded
+from tests.present import present
 from tests.stateful.cell_model import CellModel
 from tests.unit.scheduler.core.cell_fixtures import MakeCell
 from tests.unit.scheduler.core.fetching import prompt
@@ -61,10 +62,42 @@ def test_what_is_said_of_another_attempt_is_nothing_new(cell: CellModel, changes
 
 def test_times_that_cannot_be_teach_nothing(cell: CellModel) -> None:
     """Nor do bytes below zero."""
+    cell.state.workers["worker-0"].has_read_parts = True
+
     answer(cell, read_us=-5, disk_bytes=-5)
 
     assert storage_of(cell).sparse.pace.observations == 0
     assert cell.state.counters["sparse_disk_bytes"] == 0
+
+
+@pytest.mark.parametrize(("keys_us", "of_keys"), [(0, 1), (300, 300), (2000, 1000)])
+def test_each_part_of_a_read_is_learned_by_itself(cell: CellModel, keys_us: int, of_keys: int) -> None:
+    """Keys that computation did not wait for leave all of the wait to the chosen tokens; no part exceeds the whole."""
+    span = present(cell.state.requests[next(iter(cell.state.requests))].sparse.span)
+    cell.state.workers["worker-0"].has_read_parts = True
+
+    answer(cell, read_us=1000, keys_us=keys_us)
+
+    sparse = storage_of(cell).sparse
+    assert sparse.keys_pace.per_us(1.0) == pytest.approx(span.expected_keys_us / of_keys)
+    assert sparse.pace.per_us(1.0) == pytest.approx(span.expected_us / max(1, 1000 - keys_us))
+
+
+def test_the_first_read_of_a_worker_teaches_no_pace(cell: CellModel) -> None:
+    """It makes and maps memory, once: by its time no prefix would be read in part for the next 32 decisions."""
+    answer(cell, read_us=10**9, keys_us=10**9)
+    sparse = storage_of(cell).sparse
+    first = sparse.pace.observations, sparse.keys_pace.observations
+    cell.drain()
+    cell.serve(prompt(4, kind=3), max_tokens=1)
+    put_in_parts(cell, prompt(4, kind=5))
+    cell.submit(prompt(4, kind=5), importance=QUARTER, max_tokens=20, ignore_eos=True)
+
+    answer(cell)
+
+    assert first == (0, 0)
+    assert (sparse.pace.observations, sparse.keys_pace.observations) == (1, 1)
+    cell.drain()
 
 
 def test_an_exact_request_cannot_be_reported_sparse(cell: CellModel) -> None:

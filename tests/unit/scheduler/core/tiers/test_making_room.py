@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.core.cache.eviction import POLICIES, Evictable, LruPolicy, Moment
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import drop_host
+from shared.errors import InvariantViolated
 from shared.messages.cell_events import FlushCache
 from shared.messages.storage_plans import BackupPages
 from shared.messages.worker_plans import RunBatch
@@ -53,6 +55,35 @@ def test_pages_in_use_cannot_make_room(make_cell: MakeCell) -> None:
     assert worker.pool.cached == worker.pool.locked == 10
     assert worker.pool.can_free(worker.pool.free)
     assert not worker.pool.can_free(worker.pool.free + 1)
+
+
+class Silent(LruPolicy):
+    """Names no node."""
+
+    name = "silent"
+
+    def victim(self, evictable: Evictable, moment: Moment) -> Node | None:
+        return None
+
+
+def test_a_policy_may_name_no_node_only_where_none_may_leave(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages in use are no fault of its; a request that waits for others is."""
+    monkeypatch.setitem(POLICIES, Silent.name, Silent)
+    cell = make_cell(pages=20, policy=Silent.name)
+    cell.submit([1] * 40, max_tokens=20, ignore_eos=True)
+    for _ in range(2):
+        cell.round()
+    cell.submit([2] * 40, max_tokens=1)
+    cell.round()
+
+    def go_on() -> None:
+        while cell.state.requests:
+            cell.round()
+
+    with pytest.raises(InvariantViolated, match=r"policy 'silent' named no node of worker-0, though \d+ may leave"):
+        go_on()
 
 
 A, B = [1] * 40, [2] * 40
