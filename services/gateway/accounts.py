@@ -64,7 +64,7 @@ class Account:
     def spend_tokens(self, tokens: int) -> None:
         """Spend tokens whose number is known only afterwards: those of an answer, or of a tokenised text.
 
-        Never refuses.
+        Negative ones are given back. Never refuses.
         """
         if self.tokens is not None:
             self.tokens.spend(tokens, self.clock())

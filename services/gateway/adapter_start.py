@@ -14,6 +14,7 @@ from shared.bus.protocol import Bus
 from shared.errors import AdapterRefused, ConfigError, Unavailable
 from shared.ids import new_id
 from shared.messages.cell_events import LoadAdapter
+from shared.messages.status import AdapterStatus
 
 RETRY_S = 1.0
 
@@ -38,25 +39,34 @@ class StartAdapters:
         """
         if self._told_seq is None or cell.status is None or cell.status.seq < self._told_seq:
             return [f"adapter {name} was not asked for yet" for name in self.files]
-        silent = [each.name for each in cell.adapters() if not each.workers and not each.faults]
-        return [f"adapter {name} is being loaded" for name in self.files if name in silent]
+        return [f"adapter {name} is being loaded" for name in self.files if self._is_awaited(cell.adapter(name))]
+
+    def _is_awaited(self, adapter: AdapterStatus | None) -> bool:
+        if adapter is None:
+            return False
+        coming = adapter.replacement
+        is_coming = coming is not None and not coming.faults and coming.digest == self.files[adapter.name].digest
+        return is_coming or not (adapter.workers or adapter.faults)
 
     def faults(self, cell: CellView) -> Iterator[tuple[str, str]]:
-        """Yield each adapter that a worker could not load: (name, the worker and its fault)."""
-        for name in self.files:
-            adapter = cell.adapter(name)
-            for worker, fault in adapter.faults.items() if adapter is not None else ():
-                yield name, f"{worker}: {fault}"
+        """Yield each adapter of ``--adapter`` that a worker could not load: (name, the worker and its fault)."""
+        return ((name, fault) for name, fault in _faults(cell) if name in self.files)
+
+    def faults_of_others(self, cell: CellView) -> Iterator[tuple[str, str]]:
+        """Yield the same of the adapters that the cell has besides."""
+        return ((name, fault) for name, fault in _faults(cell) if name not in self.files)
 
     async def tell(self, bus: Bus) -> None:
         """Order the adapters from the cell, retrying for as long as the scheduler is silent."""
         calls = CacheCalls(bus)
         seq = 0
         for name, files in self.files.items():
-            order = LoadAdapter(name=name, path=str(files.directory), digest=files.digest)
             message_id = new_id("start-adapter")
             while True:
                 try:
+                    before = next((each for each in (await calls.status()).adapters if each.name == name), None)
+                    expects = before.digest if before is not None else ""
+                    order = LoadAdapter(name=name, path=str(files.directory), digest=files.digest, expects=expects)
                     seq = (await calls.fold(order, message_id)).seq
                     break
                 except Unavailable as error:
@@ -64,6 +74,15 @@ class StartAdapters:
                     await asyncio.sleep(RETRY_S)
             _log.info("adapter_told", name=name, digest=files.digest, path=str(files.directory), rank=files.rank)
         self._told_seq = seq
+
+
+def _faults(cell: CellView) -> Iterator[tuple[str, str]]:
+    for adapter in cell.adapters():
+        for worker, fault in adapter.faults.items():
+            yield adapter.name, f"{worker}: {fault}"
+        if adapter.replacement is not None:
+            for worker, fault in adapter.replacement.faults.items():
+                yield adapter.name, f"the earlier one is in force: {worker}: {fault}"
 
 
 def start_adapters(given: Sequence[str], base: str) -> StartAdapters:

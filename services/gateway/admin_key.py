@@ -6,7 +6,7 @@ import hmac
 
 from starlette.datastructures import Headers
 
-from shared.errors import InvalidRequest, NotAuthenticated, ThermoclineError
+from shared.errors import InvalidRequest, NotAuthenticated
 
 ADMIN_PREFIXES = ("/v1/cache", "/v1/cell", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 REQUESTS_PREFIX = "/v1/requests"
@@ -35,14 +35,14 @@ def holds_admin_key(headers: Headers, admin_key: str) -> bool:
 def check_admin(headers: Headers, admin_key: str) -> None:
     """Raise NotAuthenticated without the admin key, and InvalidRequest (403) where none is configured."""
     if not admin_key:
-        raise _closed()
+        raise _AdminDisabled("the administration is off: this gateway has no --admin-key")
     if not holds_admin_key(headers, admin_key):
         raise NotAuthenticated(
             "the admin key is required: X-Admin-Key: KEY, or Authorization: Bearer KEY", code="invalid_admin_key"
         )
 
 
-def _closed() -> ThermoclineError:
-    error = InvalidRequest("the administration is off: this gateway has no --admin-key", code="admin_disabled")
-    error.status, error.kind = 403, "permission_error"
-    return error
+class _AdminDisabled(InvalidRequest):
+    """A call of the administration at a gateway without an admin key (403)."""
+
+    code, status, kind = "admin_disabled", 403, "permission_error"

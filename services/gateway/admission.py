@@ -247,7 +247,7 @@ def sampling_params(
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
-        logit_bias=check_logit_bias(fields.logit_bias, facts.vocab_size),
+        logit_bias=check_logit_bias(fields.logit_bias, facts.vocab_size) | dict.fromkeys(defaults.suppressed, NEVER),
         stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
         stop_token_ids=_check_stop_token_ids(fields.stop_token_ids, facts.vocab_size),
         include_stop=bool(fields.include_stop_str_in_output),
@@ -257,6 +257,10 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
     )
+
+
+NEVER = -1e9
+"""Bias of a token that is not to be drawn: its probability is 0. Finite, since JSON has no infinity."""
 
 
 def cache_hints(fields: SamplingFields, params: SamplingParams, importance: Importance | None = None) -> CacheHints:

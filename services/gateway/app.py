@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import install_openapi
 from services.gateway.request_spans import TracedApp
+from services.gateway.route_access import administration, identified
 from services.gateway.routes.adapters import adapters_router
 from services.gateway.routes.cache import cache_router
 from services.gateway.routes.cell import cell_router
@@ -25,16 +26,35 @@ from services.gateway.routes.embeddings import embeddings_router
 from services.gateway.routes.kept_responses import kept_responses_router
 from services.gateway.routes.messages import messages_router
 from services.gateway.routes.models import models_router
-from services.gateway.routes.operations import METRICS_PATH, operations_router, package_version
+from services.gateway.routes.operations import operations_router, package_version
 from services.gateway.routes.page_links import page_links_router
 from services.gateway.routes.requests import requests_router
 from services.gateway.routes.responses import responses_router
 from services.gateway.routes.tokenization import tokenization_router
 from services.gateway.ui.pages import ui_router
 from shared import logs
-from shared.errors import InternalError, InvalidRequest, ThermoclineError
+from shared.errors import InternalError, InvalidRequest, NotAuthenticated, ThermoclineError
 
 _log = logs.get_logger("gateway.http")
+
+OF_CALLERS = (
+    chat_router,
+    completions_router,
+    messages_router,
+    responses_router,
+    kept_responses_router,
+    embeddings_router,
+    models_router,
+    tokenization_router,
+    requests_router,
+)
+"""Routers whose routes need a caller's key, where any are configured."""
+
+OF_ADMINISTRATION = (adapters_router, cache_router, cell_router)
+"""Routers whose routes need the admin key."""
+
+OF_ALL = (operations_router, page_links_router)
+"""Routers whose routes are open, except those that name an access of their own."""
 
 
 def build_app(gateway: Gateway) -> ASGIApp:
@@ -46,23 +66,11 @@ def build_app(gateway: Gateway) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    routers = (
-        chat_router,
-        completions_router,
-        messages_router,
-        responses_router,
-        kept_responses_router,
-        embeddings_router,
-        models_router,
-        tokenization_router,
-        operations_router,
-        adapters_router,
-        cache_router,
-        cell_router,
-        page_links_router,
-        requests_router,
-    )
-    for router in routers:
+    for router in OF_CALLERS:
+        app.include_router(router(gateway), dependencies=[Depends(identified)])
+    for router in OF_ADMINISTRATION:
+        app.include_router(router(gateway), dependencies=[Depends(administration(gateway.config.admin_key))])
+    for router in OF_ALL:
         app.include_router(router(gateway))
     app.include_router(ui_router())
     app.add_exception_handler(ThermoclineError, _on_typed_error)
@@ -71,12 +79,11 @@ def build_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(Exception, _on_unexpected_error)
     install_openapi(app)
 
-    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse)
     async def docs() -> str:
         return docs_page(app.openapi())
 
-    closed = frozenset({METRICS_PATH}) if gateway.config.api_metrics == "admin" else frozenset()
-    bounded = Boundary(app, gateway.callers, gateway.config.admin_key, closed)
+    bounded = Boundary(app, gateway.callers, gateway.config.admin_key)
     served = cross_origin(bounded, gateway.config.cors_origins)
     if gateway.tracer is None:
         return served
@@ -94,6 +101,8 @@ async def _on_typed_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ThermoclineError)
     if error.status == 500:
         _log.error("request_failed", path=request.url.path, code=error.code, reason=error.message)
+    if isinstance(error, NotAuthenticated):
+        request.scope["state"]["refusal"] = error  # For the boundary's audit log.
     return error_response(request, error)
 
 

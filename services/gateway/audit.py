@@ -12,7 +12,8 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from services.gateway.keys import key_hash, key_id
+from services.gateway.admin_key import ADMIN_HEADER, is_admin_path
+from services.gateway.keys import KEY_HEADER, key_hash, key_id
 from services.gateway.rate_limits import Bucket
 from shared import logs
 from shared.errors import ThermoclineError
@@ -84,16 +85,17 @@ class Audit:
 
 
 def _facts(scope: Scope) -> dict[str, str]:
-    """Return the act, the client's address and the key's id.
+    """Return the act, the client's address and the key's id; of two keys, the one that such a path is opened with.
 
     The id is the one that lists of keys show: it reveals nothing of the key.
     """
     headers = Headers(scope=scope)
-    bearer = headers.get("authorization", "").partition(" ")[2].strip()
-    bearer = bearer or headers.get("x-admin-key", "") or headers.get("x-api-key", "")
+    bearer = headers.get("authorization", "").partition(" ")[2]
+    key, admin = bearer or headers.get(KEY_HEADER, ""), headers.get(ADMIN_HEADER, "")
+    shown = (admin or key) if is_admin_path(scope["path"]) else (key or admin)
     client = scope.get("client")
     return {
         "act": f"{scope['method']} {scope['path'][:256]}",
         "client": client[0] if client else "",
-        "key": key_id(key_hash(bearer.encode("utf-8", "replace"))) if bearer else "",
+        "key": key_id(key_hash(shown.strip(" \t").encode("latin-1"))) if shown else "",
     }

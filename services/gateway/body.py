@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
 
+from services.gateway.body_encoding import BodyDecoder, decoder_of
 from services.gateway.failures import error_of_body
 from services.gateway.listening_metrics import BODY_BYTES
 from shared.errors import InvalidRequest, PayloadTooLarge, RequestCancelled, TooManyConnections
@@ -49,43 +51,48 @@ class Bodies:
     def __init__(self, max_bytes: int, timeout_s: float, most_bytes: int) -> None:
         """Accept bodies of up to ``max_bytes`` that arrive within ``timeout_s`` seconds.
 
-        ``most_bytes`` bounds all held bodies together; those of up to SMALL_BYTES are not counted.
+        ``most_bytes`` bounds all held bodies together; those of up to SMALL_BYTES are not counted. One tenant holds at
+        most half of it, or one body where that is more.
         """
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._most_bytes = most_bytes
         self._decoding = asyncio.Lock()
         self.held_bytes = 0  # Total of the bodies above SMALL_BYTES.
+        self._held_by: Counter[str] = Counter()  # The same by tenant, where callers have keys.
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
-        """Read the whole body, and count it as held within the block.
+        """Read the whole body, decoded, and count it as held within the block.
 
-        Bounds hold while reading, so a body without content-length cannot exceed them either.
+        Bounds hold while reading, so neither a body without content-length nor a compressed one can exceed them.
 
-        Raises PayloadTooLarge, InvalidRequest (not JSON, encoded, or too slow), RequestCancelled, TooManyConnections.
+        Raises PayloadTooLarge, InvalidRequest (not JSON, wrongly encoded, or too slow), RequestCancelled,
+        TooManyConnections.
         """
         _check_type(request)
-        encoding = request.headers.get("content-encoding", "identity").lower()
-        if encoding != "identity":
-            raise InvalidRequest(f"content-encoding {encoding!r} is not supported")
+        decoder = decoder_of(request.headers.get("content-encoding", ""))
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise _too_large(self._max_bytes)
-        received = bytearray()
+        received, tenant = bytearray(), request.scope.get("state", {}).get("tenant", "")
         try:
-            await self._receive(request, received)
+            await self._receive(request, decoder, received, tenant)
             yield received
         finally:
-            self._note(-_counted(len(received)))
+            self._note(-_counted(len(received)), tenant)
 
     async def decode(self, body: Body, schema: type[T]) -> T:
-        """Decode as :func:`decode_body` does; long bodies one at a time, with turns of the event loop between them.
+        """Decode as :func:`decode_body` does, within the bounds of :meth:`parsed`."""
+        return await self.parsed(body, lambda: decode_body(body, schema))
+
+    async def parsed(self, body: Body, parse: Callable[[], T]) -> T:
+        """Return what ``parse`` makes of a body; long ones one at a time, with turns of the event loop between them.
 
         Raises PayloadTooLarge for too many values.
         """
         if len(body) <= _COUNTED_BYTES:
-            return decode_body(body, schema)
+            return parse()
         await self._decoding.acquire()
         try:
             if len(body) > _APART_BYTES:
@@ -94,7 +101,7 @@ class Bodies:
                 await asyncio.to_thread(_check_values, body)
             else:
                 _check_values(body)
-            return decode_body(body, schema)
+            return parse()
         finally:
             self._end_decoding(_TURNS_BETWEEN)
 
@@ -105,32 +112,48 @@ class Bodies:
         else:
             self._decoding.release()
 
-    async def _receive(self, request: Request, received: bytearray) -> None:
+    async def _receive(self, request: Request, decoder: BodyDecoder | None, received: bytearray, tenant: str) -> None:
+        arrived = 0
         try:
             async with asyncio.timeout(self._timeout_s):
                 async for part in request.stream():
-                    self._hold(_counted(len(received) + len(part)) - _counted(len(received)))
-                    received += part
-                    if len(received) > self._max_bytes:
+                    arrived += len(part)
+                    if arrived > self._max_bytes:  # What is compressed may have much that decodes to nothing.
                         raise _too_large(self._max_bytes)
+                    for piece in (part,) if decoder is None else decoder.pieces(part):
+                        self._hold(_counted(len(received) + len(piece)) - _counted(len(received)), tenant)
+                        received += piece
+                        if len(received) > self._max_bytes:
+                            raise _too_large(self._max_bytes, code="request_body_too_large_after_decoding")
+                        if decoder is not None:
+                            await asyncio.sleep(0)  # A small part may have many pieces.
+                if decoder is not None:
+                    decoder.end()
         except TimeoutError as error:
-            slow = InvalidRequest(f"the body was not complete within {self._timeout_s:g} s", code="body_timeout")
-            slow.status = 408
-            raise slow from error
+            raise InvalidRequest(
+                f"the body was not complete within {self._timeout_s:g} s", code="body_timeout", status=408
+            ) from error
         except ClientDisconnect as error:
             raise RequestCancelled("the client went away", code="client_disconnected") from error
 
-    def _hold(self, more: int) -> None:
-        if self.held_bytes + more > self._most_bytes:
+    def _hold(self, more: int, tenant: str) -> None:
+        held, most, whose = self.held_bytes, self._most_bytes, "request bodies"
+        own_most = max(most // 2, self._max_bytes)
+        if tenant and self._held_by[tenant] + more > own_most:
+            held, most, whose = self._held_by[tenant], own_most, "request bodies of your key's tenant"
+        if held + more > most:
             raise TooManyConnections(
-                f"request bodies take {self.held_bytes} of {self._most_bytes} bytes here; try again shortly",
-                retry_after_ms=RETRY_AFTER_MS,
+                f"{whose} take {held} of {most} bytes here; try again shortly", retry_after_ms=RETRY_AFTER_MS
             )
-        self._note(more)
+        self._note(more, tenant)
 
-    def _note(self, more: int) -> None:
+    def _note(self, more: int, tenant: str) -> None:
         self.held_bytes += more
         BODY_BYTES.set(self.held_bytes)
+        if tenant and more:
+            self._held_by[tenant] += more
+            if not self._held_by[tenant]:
+                del self._held_by[tenant]
 
 
 def _check_type(request: Request) -> None:
@@ -142,11 +165,11 @@ def _check_type(request: Request) -> None:
         return
     if media_type.startswith("application/") and media_type.endswith("+json"):
         return
-    wrong = InvalidRequest(
-        f"content-type must be application/json, not {told[:64] or 'left out'}", code="unsupported_content_type"
+    raise InvalidRequest(
+        f"content-type must be application/json, not {told[:64] or 'left out'}",
+        code="unsupported_content_type",
+        status=415,
     )
-    wrong.status = 415
-    raise wrong
 
 
 def _counted(nbytes: int) -> int:
@@ -181,5 +204,5 @@ def _check_values(body: Body) -> None:
             raise PayloadTooLarge(f"the request body has more than {MOST_VALUES} values and escaped characters")
 
 
-def _too_large(max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the request body is larger than {max_bytes} bytes")
+def _too_large(max_bytes: int, code: str | None = None) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the request body is larger than {max_bytes} bytes", code=code)

@@ -25,13 +25,16 @@ from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.gateway import Gateway
 from services.gateway.grammars.checking import GrammarChecks
+from services.gateway.host_names import only_own_names
 from services.gateway.http_server import bind, make_server, raise_file_limit
 from services.gateway.importance_gate import read_importance_gate
+from services.gateway.kept_entries import KeptEntries
 from services.gateway.key_file import read_api_keys
 from services.gateway.keys import tenant_id
 from services.gateway.known_prompts import MOST_BYTES
 from services.gateway.kv_gate import read_kv_gate
 from services.gateway.messages_api.said import SaidArguments
+from services.gateway.messages_api.threads import KeptThreads
 from services.gateway.model_facts import ModelFacts, read_model_facts
 from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import PendingTable, Slots
@@ -153,7 +156,7 @@ def compose(
     cancelled as a lost gateway's even when its successor has the same name.
     """
     gateway_id = f"{config.id}-{incarnation}"
-    cell, recent = CellView(facts.fingerprint), RecentRequests(time.monotonic)
+    cell, recent = CellView(facts.fingerprint, facts.kernels), RecentRequests(time.monotonic)
     subject = subjects.request_input(gateway_id)
     # A setting that keeps no texts keeps no prompts either.
     known_bytes = min(MOST_BYTES, config.known_text_bytes)
@@ -162,6 +165,7 @@ def compose(
     if config.cell:
         told = ((facts.name,), facts.answer_fingerprint)
         reports = CellReports(bus, config.cell, gateway_id, incarnation, *told, cell, time.monotonic)
+    entries = KeptEntries(bus)
     return Gateway(
         config=config,
         gateway_id=gateway_id,
@@ -177,7 +181,9 @@ def compose(
         recent=recent,
         explainer=Explainer(bus, recent, tokenizer, callers),
         replies=choose_formats(tokenizer, config.tool_parser, config.reasoning_parser),
-        kept=KeptResponses(bus, tokenizer.run),
+        entries=entries,
+        kept=KeptResponses(entries, tokenizer.run),
+        threads=KeptThreads(entries, tokenizer.run),
         said=SaidArguments(),
         grammars=GrammarChecks(tokenizer.definition, facts.vocab_size, facts.eos_token_ids),
         turns=turns_of(config, bus, tokenizer),
@@ -241,7 +247,10 @@ async def _serve(config: GatewayConfig, life: Lifecycle, tracer: Tracer | None) 
                 _log.info(
                     "gateway_composed", model=facts.name, fingerprint=facts.fingerprint, importance=config.importance
                 )
-                server = make_server(build_app(gateway), config.connections(), tls)
+                app = build_app(gateway)
+                if not callers.has_keys:
+                    app = only_own_names(app, config.host, config.cors_origins)
+                server = make_server(app, config.connections(), tls)
                 await GatewayShell(gateway, incarnation).serve(server, sock, life)
         finally:
             await bus.close()

@@ -11,6 +11,7 @@ from services.gateway.admin_key import check_admin, holds_admin_key, is_admin_pa
 from services.gateway.audit import Audit
 from services.gateway.callers import Callers
 from services.gateway.error_answers import error_answer, error_headers, is_messages_path
+from services.gateway.route_access import check_path, is_administration
 from shared import logs
 from shared.errors import InternalError, NotAuthenticated, ThermoclineError
 from shared.ids import new_id
@@ -23,14 +24,11 @@ _log = logs.get_logger("gateway.http")
 class Boundary:
     """The ASGI middleware around the whole application."""
 
-    def __init__(
-        self, app: ASGIApp, callers: Callers, admin_key: str = "", closed_paths: frozenset[str] = frozenset()
-    ) -> None:
-        """``closed_paths`` are further paths that open only to the admin key."""
+    def __init__(self, app: ASGIApp, callers: Callers, admin_key: str = "") -> None:
+        """Answer for ``app``, whose routes check again who may call them (``route_access``)."""
         self._app = app
         self._callers = callers
         self._admin_key = admin_key
-        self._closed_paths = closed_paths
         self._audit = Audit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +56,8 @@ class Boundary:
 
         metrics.CONNECTIONS_OPEN.inc()
         try:
-            if is_admin_path(scope["path"]) or scope["path"] in self._closed_paths:
+            check_path(scope["path"])
+            if is_admin_path(scope["path"]):
                 check_admin(Headers(scope=scope), self._admin_key)
             elif is_open_to_admin(scope["path"]) and holds_admin_key(Headers(scope=scope), self._admin_key):
                 scope["state"]["is_admin"] = True
@@ -70,14 +69,16 @@ class Boundary:
             await self._app(scope, receive, send_marked)
         except ThermoclineError as error:
             if isinstance(error, NotAuthenticated):
-                self._audit.refused(scope, error)
+                scope["state"]["refusal"] = error
             await send_error(scope, send_marked, error, started=bool(status))
         except Exception:
             _log.exception("request_failed", path=scope["path"])
             unexpected = InternalError("an unexpected error; its log has details")
             await send_error(scope, send_marked, unexpected, started=bool(status))
         finally:
-            if is_admin_path(scope["path"]):
+            if "refusal" in scope["state"]:
+                self._audit.refused(scope, scope["state"]["refusal"])
+            if is_administration(scope) or is_admin_path(scope["path"]):
                 self._audit.administered(scope, status)
             metrics.CONNECTIONS_OPEN.dec()
             metrics.HTTP_REQUESTS.labels(_route_of(scope), _method_of(scope), str(status or 499)).inc()

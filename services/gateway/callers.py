@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from services.gateway import metrics, tenant_metrics
 from services.gateway.accounts import OPEN, Account
-from services.gateway.keys import key_hash, key_id, tenant_id
+from services.gateway.keys import KEY_HEADER, key_hash, key_id, tenant_id
 from services.gateway.tenant_file import read_distinct_tenants
 from services.gateway.tenants import Tenants
 from shared import logs
@@ -23,9 +23,8 @@ from shared.errors import ConfigError, NotAuthenticated
 from shared.ids import key_digest
 from shared.secret_file import Version, look_at
 
-CHECK_EVERY_S = 1.0
-KEY_HEADER = "x-api-key"
-"""Header in which Anthropic's clients send their key; others send a bearer token."""
+CHECK_EVERY_S = 0.5
+"""A changed file is read at the second look that finds it the same: until then it may not be wholly written."""
 
 _log = logs.get_logger("gateway.tenants")
 
@@ -89,7 +88,7 @@ class Callers:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         # Where both are given, the bearer token counts.
         key = bearer if scheme.lower() == "bearer" else headers.get(KEY_HEADER, "")
-        hashed = key_hash(key.strip().encode()) if key else ""
+        hashed = key_hash(key.strip(" \t").encode("latin-1")) if key else ""  # The bytes that were sent.
         # The few keys that share the digest's first digits are compared in constant time. How far a wrong key's digest
         # matches reveals nothing of a key: a digest cannot be chosen.
         found = [
@@ -118,12 +117,16 @@ class Callers:
         self._asked.set()
 
     async def watch(self) -> None:
-        """Check once a second whether the file has changed, and reload it; never returns."""
+        """Check twice a second whether the file has changed, and reload it; never returns."""
+        seen = self._version
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._asked.wait()
-            if self._path is not None and (self._asked.is_set() or await look_at(self._path) != self._version):
+            if self._path is None:
+                continue
+            before, seen = seen, await look_at(self._path)
+            if self._asked.is_set() or (seen != self._version and seen == before):
                 self._asked.clear()
                 await self.reload()
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from services.gateway.context_limit import ContextLimit
 from shared.messages.status import AdapterStatus, CellStatus, Degradation
+from shared.messages.worker_events import KernelFacts
+from shared.same_model import difference
 
 FRESH_S = 3.0
 """The scheduler publishes its status twice a second; after six missed ones it counts as away."""
@@ -16,6 +18,7 @@ class CellView:
     """The last status of the cell, and when it came, in seconds of the caller's clock."""
 
     model_fingerprint: str
+    kernels: KernelFacts | None = None  # Part of the fingerprint.
     status: CellStatus | None = None
     heard_s: float = 0.0
     is_draining: bool = False
@@ -40,7 +43,8 @@ class CellView:
         elif all(worker.draining for worker in self.status.workers):
             reasons.append("every worker is about to leave")
         elif self.status.model and self.status.model != self.model_fingerprint:
-            reasons.append("the cell serves another model than this gateway")
+            told = difference("this gateway", self.kernels, self.status.kernels)
+            reasons.append(told or "the cell serves another model than this gateway")
         return reasons
 
     def degraded(self, now_s: float) -> tuple[Degradation, ...]:

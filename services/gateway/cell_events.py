@@ -23,6 +23,8 @@ from services.gateway.views.cell_view import cell_view
 from shared.errors import Unavailable
 
 PERIOD_S = 1.0
+SILENT_S = (FRESH_S, 10, 30, 60, 300, 900, 3600)
+"""Times of silence that are told. Between two of them the error is the same, so that watchers need not repeat it."""
 
 
 class CellEvents(Response):
@@ -74,8 +76,11 @@ def cell_event(gateway: Gateway) -> bytes:
     if cell.status is None:
         return _away("scheduler_away", "no scheduler has been heard of")
     if age_s > FRESH_S:
-        return _away("scheduler_away", f"scheduler {cell.status.scheduler_id} was last heard of {age_s:.0f} s ago")
-    report = cell_view(cell.status, gateway.callers.owners, age_s, models=gateway.model_names())
+        told_s = max(step for step in SILENT_S if step <= age_s)
+        message = f"scheduler {cell.status.scheduler_id} was last heard of more than {told_s:.0f} s ago"
+        return _away("scheduler_away", message)
+    now_ms = gateway.wall_ns() // 1_000_000
+    report = cell_view(cell.status, gateway.callers.owners, age_s, models=gateway.model_names(), now_ms=now_ms)
     return sse.event(msgspec.json.encode(report))
 
 

@@ -75,7 +75,7 @@ class CellReports:
 
     def head_of(self, body: bytes | bytearray) -> Head:
         """Return the head of the prompt in a request's body."""
-        return asked_of(body).head
+        return asked_of(body, self._models[0]).head
 
     def sent(self, generation: Generation) -> None:
         """Note a generation whose requests were sent to the scheduler."""

@@ -89,7 +89,7 @@ async def chat_prompt(
         characters = prompt_weight.characters(messages, tools, arguments)
         admission.check_prompt_characters(characters, tokenizer.longest_token_characters, context, param="messages")
         text = tokenizer.render(messages, tools=tools, **how)
-        opened = turns.open(text, tokenizer.shape(arguments), namespace, len(said))
+        opened = turns.open(text, tokenizer.shape(arguments, namespace), namespace, len(said))
         return _Rendered(messages, tools, marks, opened, latest if isinstance(latest, str) else "" if said else None)
 
     def encode(made: _Rendered) -> tuple[Spliced, tuple[Lease, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from services.gateway.listening import ListeningSettings
@@ -12,6 +13,7 @@ from services.gateway.openai_schema.sampling import MAX_PRIORITY
 from services.gateway.replies.formats import reasoning_fault
 from shared.ids import is_valid_name
 from shared.importance import LEAST_RATIO, PROBE_HEADS
+from shared.loopback import without_brackets
 from shared.messages.pools import KvDtype
 from shared.model_folder import find_model
 from shared.quality_gate import UNMEASURED
@@ -83,7 +85,10 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     ] = ""
     keep_responses: Annotated[
         bool,
-        Meta(description="keep answers of /v1/responses in the cell, so that previous_response_id can continue them"),
+        Meta(
+            description="keep answers of /v1/responses and threads of /v1/messages in the cell, so that later requests "
+            "can continue them"
+        ),
     ] = True
     max_inflight: Annotated[int, Meta(description="choices in progress; beyond it clients get 429", ge=1)] = 1024
     special_tokens_in_content: Annotated[
@@ -124,7 +129,7 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
     stream_start_ms: Annotated[
         int, Meta(description="wait for a first token after which a stream starts with its headers alone", ge=1)
     ] = 5_000
-    keepalive_ms: Annotated[int, Meta(description="pause after which a stream carries an SSE comment", ge=1)] = 15_000
+    keepalive_ms: Annotated[int, Meta(description="pause after which a stream carries blank lines", ge=1)] = 15_000
     probe_ms: Annotated[int, Meta(description="pause after which a worker is asked for lost tokens", ge=1)] = 5_000
     threads: Annotated[int, Meta(description="threads that tokenise long prompts", ge=1, le=64)] = 2
     data_dir: Annotated[str, Meta(description="directory that keeps digests of weight files; empty is none")] = ""
@@ -135,7 +140,10 @@ class GatewayConfig(ListeningSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError that names every fault of the settings."""
+        msgspec.structs.force_setattr(self, "host", without_brackets(self.host))
         faults = [*self._importance_faults(), *self._kv_faults()]
+        if not self.host:
+            faults.append("--host is empty; 0.0.0.0 listens on every address of this machine")
         faults += self.listening_faults(name=self.id, longest=48, admin_key=self.admin_key, api_keys=self.api_keys)
         if fault := reasoning_fault(self.reasoning_parser):
             faults.append(fault)

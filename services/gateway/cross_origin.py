@@ -11,12 +11,12 @@ from starlette.types import ASGIApp
 ANY = "*"
 MAX_AGE_S = 600
 
-_ORIGIN = re.compile(r"^https?://[A-Za-z0-9.-]+(:\d{1,5})?$")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?")
 
 
 def is_origin(text: str) -> bool:
     """Return whether the text is a scheme and host, with or without a port, or ``*`` for all."""
-    return text == ANY or bool(_ORIGIN.match(text))
+    return text == ANY or bool(_ORIGIN.fullmatch(text))
 
 
 def cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

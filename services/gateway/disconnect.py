@@ -19,7 +19,7 @@ class DisconnectWatch:
         """
         self._receive = receive
         self._on_gone = on_gone
-        self._task = asyncio.create_task(self._listen())
+        self._task: asyncio.Task[None] | None = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
         while True:
@@ -30,4 +30,7 @@ class DisconnectWatch:
 
     def close(self) -> None:
         """Stop listening; idempotent."""
-        self._task.cancel()
+        # The cancelled task refers to this object, and what ``on_gone`` holds is to be freed without the collector.
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()

@@ -61,6 +61,8 @@ class Dispatcher:
         self._takes_bases, self._takes_compact = takes_bases, takes_compact
         self._gate = asyncio.Semaphore(PARALLEL_SUBMITS)
         self._resending: set[asyncio.Task[None]] = set()
+        self._storing = 0  # Requests that are being stored, or tried again.
+        self._stuck = ""  # Why the last request that had its whole time was not stored, as on a broker's full disk.
 
     def check_open(self) -> None:
         """Raise Unavailable when the broker is away, so that a client is told at once."""
@@ -125,6 +127,7 @@ class Dispatcher:
             elif choice.failure is None and choice.blocks:
                 self.bases.answered(choice.request, choice.blocks, choice.assembly.tokens)
             choice.fail(error or RequestCancelled(f"cancelled: {reason}"))
+            choice.generation = None  # Prompts are freed without the collector, which seldom looks at old objects.
 
     def cancel(self, request_id: str, reason: str) -> None:
         """Queue a cancellation for the scheduler; ``reason`` is a code such as ``client_disconnected``."""
@@ -199,23 +202,47 @@ class Dispatcher:
 
         Retries have the same message id, so that the request is stored once. They stop once the ``choice`` is over: its
         cancellation may be stored already.
+
+        After a request was tried in vain for the whole time, one at a time is tried, and the others are refused at
+        once, until one is stored.
         """
+        if self._stuck and self._storing and choice is None:
+            return Unavailable(self._stuck, retry_after_ms=RETRY_AFTER_MS)
+        self._storing += 1
+        try:
+            return await self._store_in_time(request, message_id, choice)
+        finally:
+            self._storing -= 1
+
+    async def _store_in_time(
+        self, request: SubmitRequest, message_id: str, choice: Choice | None
+    ) -> ThermoclineError | None:
         data = encode(request)
         now_s = asyncio.get_running_loop().time
-        give_up_s = now_s() + min(SUBMIT_S, request.deadline_ms / 1000 or SUBMIT_S)
+        begun_s = now_s()
+        give_up_s = begun_s + min(SUBMIT_S, request.deadline_ms / 1000 or SUBMIT_S)
         backoff = Backoff(RETRY_FIRST_S, RETRY_MOST_S)
         while choice is None or (not choice.is_over and self.pending.get(request.request_id) is choice):
             try:
                 await self._bus.append(self._subject, data, message_id=message_id, timeout_s=APPEND_S)
+                self._stuck = ""
                 return None
             except TransportError as error:
-                failure = Unavailable(str(error.message), retry_after_ms=RETRY_AFTER_MS)
+                failure = Unavailable(_not_stored(error), retry_after_ms=RETRY_AFTER_MS)
             except Unavailable as error:
-                failure = Unavailable(error.message, retry_after_ms=error.retry_after_ms or RETRY_AFTER_MS)
+                failure = Unavailable(_not_stored(error), retry_after_ms=error.retry_after_ms or RETRY_AFTER_MS)
             except ThermoclineError as error:
                 return error
             wait_s = backoff.next_s()
-            if not self._bus.is_connected or now_s() + wait_s > give_up_s:
+            if not self._bus.is_connected:
+                return failure
+            if now_s() + wait_s > give_up_s:
+                if give_up_s >= begun_s + SUBMIT_S:
+                    self._stuck = failure.message
                 return failure
             await asyncio.sleep(wait_s)
         return None
+
+
+def _not_stored(error: ThermoclineError) -> str:
+    return f"the message broker does not store the request ({error.message}); try again shortly"

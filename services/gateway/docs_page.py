@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Thermocline: the API</title><style>
+_HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>Thermocline: the API</title><style>
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 code{font-family:ui-monospace,monospace}table{border-collapse:collapse;width:100%}
 td{border-top:1px solid #ccc;padding:.2rem .5rem;vertical-align:top}

@@ -35,7 +35,7 @@ _log = logs.get_logger("gateway.stream")
 class StreamTimes:
     """Limits of a stream, in seconds.
 
-    ``keepalive_s`` is the pause after which a comment is sent, ``send_s`` the longest time for one write.
+    ``keepalive_s`` is the pause after which a keepalive is sent, ``send_s`` the longest time for one write.
     """
 
     keepalive_s: float
@@ -64,6 +64,7 @@ class EventStream(Response):
         self._ticket = ticket
         self._times = times
         self._before_closing = before_closing
+        self._is_open = False
         self._write: Callable[[bytes], bool] | None = None
         self._unsent = b""  # Events that could not be written at once.
         self._fault: Exception | None = None  # Why events could not be made.
@@ -88,7 +89,7 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> None:
         generation = self._generation
-        data = self._events(self._view.opening())
+        data = self._events(self._opening()) if self._framing.opens_at_once else b""
         news: list[Choice] = generation.choices
         while True:
             data += self._events(self._chunks(news))
@@ -105,9 +106,10 @@ class EventStream(Response):
                 await self._send(send, data)
             changed = await self._wait()
             data, self._unsent = self._unsent, b""
-            news = changed or []
             if changed is None:
                 data = self._framing.keepalive
+                changed = generation.choices  # Tokens may have come as the wait ended.
+            news = changed
 
     async def _wait(self) -> list[Choice] | None:
         """Write new tokens as they arrive, until some cannot be written at once or the answer ends.
@@ -142,10 +144,17 @@ class EventStream(Response):
             return False
         return True
 
+    def _opening(self) -> Iterable[bytes]:
+        """Return the chunks before any token, once."""
+        if not self._is_open:
+            self._is_open = True
+            yield from self._view.opening()
+
     def _chunks(self, choices: Iterable[Choice]) -> Iterable[bytes]:
         for choice in choices:
             delta = choice.assembly.take()
             if not delta.is_empty and choice.failure is None:
+                yield from self._opening()
                 chunk = self._view.chunk(choice, delta)
                 if chunk is not None:
                     yield chunk

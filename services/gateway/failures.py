@@ -11,19 +11,25 @@ from shared.errors import (
     InternalError,
     InvalidRequest,
     NotFound,
+    QueueFull,
+    RateLimited,
     ThermoclineError,
     Unavailable,
     error_for_code,
 )
-from shared.messages.gateway_notices import RequestFailed
+from shared.messages.gateway_notices import CELLS_BOUND_OF_TENANTS, TENANTS_BOUND, RequestFailed
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_FIELD = re.compile(r"^Object (?:missing required|contains unknown) field `([^`]*)`")
 
 NOTICE_CODES: dict[str, type[ThermoclineError]] = {"context_too_long": ContextTooLong, "no_capacity": Unavailable}
 """Codes of notices that are not codes of ``shared.errors``."""
 
 MODEL_NOT_FOUND = "model_not_found"
 """Code of a notice for an adapter that was unloaded while its request was in transit."""
+
+TENANT_QUEUE_FULL = "tenant_queue_full"
+"""Code for clients of a refusal because of their tenant's own bound in the queue: another cell is no way around it."""
 
 DEFAULT_RETRY_AFTER_MS = 1_000
 
@@ -32,6 +38,8 @@ def error_of_notice(notice: RequestFailed) -> ThermoclineError:
     """Return the typed error for a scheduler's refusal."""
     if notice.code == MODEL_NOT_FOUND:
         return NotFound(notice.message, param="model", code=notice.code)
+    if notice.code == QueueFull.code and notice.message.startswith((TENANTS_BOUND, CELLS_BOUND_OF_TENANTS)):
+        return RateLimited(notice.message, code=TENANT_QUEUE_FULL, retry_after_ms=notice.retry_after_ms)
     special = NOTICE_CODES.get(notice.code)
     if special is not None:
         return special(notice.message, retry_after_ms=notice.retry_after_ms)
@@ -42,8 +50,8 @@ def error_of_body(error: Exception) -> InvalidRequest:
     """Return the refusal of a body that is not JSON or does not match its schema; ``param`` names the field."""
     if isinstance(error, msgspec.ValidationError):
         text = str(error)
-        path = _PATH.search(text)
-        return InvalidRequest(_PATH.sub("", text), param=(path[1] or None) if path else None)
+        steps = [found[1] for found in (_PATH.search(text), _FIELD.search(text)) if found]
+        return InvalidRequest(_PATH.sub("", text), param=".".join(filter(None, steps)) or None)
     if isinstance(error, RecursionError):
         return InvalidRequest("the JSON body is nested too deeply", code="invalid_json")
     if isinstance(error, UnicodeDecodeError):
@@ -56,13 +64,8 @@ def error_of_status(status: int, detail: str, method: str, path: str) -> Thermoc
     if status == 404:
         return NotFound(f"Unknown route: {method} {path}", code="unknown_route")
     if status == 405:
-        error: ThermoclineError = InvalidRequest(f"{method} is not allowed for {path}", code="method_not_allowed")
-    elif status < 500:
-        error = InvalidRequest(detail)
-    else:
-        error = InternalError(detail)
-    error.status = status
-    return error
+        return InvalidRequest(f"{method} is not allowed for {path}", code="method_not_allowed", status=status)
+    return (InvalidRequest if status < 500 else InternalError)(detail, status=status)
 
 
 def retry_after_s(error: ThermoclineError) -> int | None:

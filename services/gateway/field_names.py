@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from shared.errors import CallerError
 
-_OF_TOOL = re.compile(r"^(tools\[\d+\])\.function\b")
+_OF_TOOL = re.compile(r"(tools\[\d+\]\.)function\.")
 
 Renames = Sequence[tuple[str, str]]
 
@@ -26,8 +26,9 @@ def fields_named(renames: Renames) -> Iterator[None]:
 
 def renamed(param: str, renames: Renames) -> str:
     """Return the name of a chat's field in the other API. In both, functions have no level of their own."""
-    flat = _OF_TOOL.sub(r"\1", param)
+    found = _OF_TOOL.match(param)
+    tool, name = (found[1], param[found.end() :]) if found else ("", param)
     for chat, other in renames:
-        if flat.startswith(chat) and flat[len(chat) : len(chat) + 1] in ("", ".", "["):
-            return other + flat[len(chat) :]
-    return flat
+        if name.startswith(chat) and name[len(chat) : len(chat) + 1] in ("", ".", "["):
+            return tool + other + name[len(chat) :]
+    return tool + name

@@ -17,7 +17,9 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.explaining import Explainer
 from services.gateway.fidelity import FidelityRules
 from services.gateway.grammars.checking import GrammarChecks
+from services.gateway.kept_entries import KeptEntries
 from services.gateway.messages_api.said import SaidArguments
+from services.gateway.messages_api.threads import KeptThreads
 from services.gateway.model_facts import ModelFacts
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.recent_requests import RecentRequests
@@ -63,7 +65,9 @@ class Gateway:
     recent: RecentRequests
     explainer: Explainer
     replies: ReplyFormats
+    entries: KeptEntries
     kept: KeptResponses
+    threads: KeptThreads
     said: SaidArguments
     grammars: GrammarChecks
     turns: Turns
@@ -87,10 +91,9 @@ class Gateway:
             return ServedModel(self.facts.name)
         adapter = self.cell.adapter(requested)
         if adapter is None:
+            served = ", ".join(map(repr, self.model_names()[: 1 + _NAMED]))
             raise NotFound(
-                f"The model {requested[:128]!r} does not exist here; this cell serves {self.facts.name!r}"
-                + "".join(f", {each.name!r}" for each in self.cell.adapters()[:_NAMED])
-                + ".",
+                f"The model {requested[:128]!r} does not exist here; this cell serves {served}.",
                 param="model",
                 code="model_not_found",
             )
@@ -117,7 +120,11 @@ class Gateway:
     def degraded(self) -> tuple[Degradation, ...]:
         """Return the configured features that the cell or this gateway lacks at present."""
         others = (each for each in self.cell.degraded(self.clock()) if each.component != self.gateway_id)
-        return (*others, *self.own_degraded())
+        adapters = (
+            Degradation(component=self.gateway_id, what=f"adapter {name}", reason=fault, setting="load_lora_adapter")
+            for name, fault in self.adapters.faults_of_others(self.cell)
+        )
+        return (*others, *self.own_degraded(), *adapters)
 
     def own_degraded(self) -> tuple[Degradation, ...]:
         """Return the configured features that this gateway lacks at present."""
@@ -126,6 +133,10 @@ class Gateway:
             faults.append(("certificate", self.tls.fault, "--tls-cert"))
         told = [(what, f"the earlier one is in force: {fault}", setting) for what, fault, setting in faults if fault]
         told += [(f"adapter {name}", fault, "--adapter") for name, fault in self.adapters.faults(self.cell)]
+        told += [
+            ("generation config", f"{name} of generation_config.json is not applied", "--model")
+            for name in self.facts.unserved
+        ]
         if self.turns.fault:
             told.append(
                 ("answers", f"they are not shared with other gateways: {self.turns.fault}", "--answer-lookup-ms")

@@ -13,6 +13,9 @@ import secrets
 
 from shared.errors import InvalidRequest
 
+KEY_HEADER = "x-api-key"
+"""Header in which Anthropic's clients send their key; others send a bearer token."""
+
 PREFIX = "tc-"
 KEY_BYTES = 32
 MIN_GIVEN_CHARACTERS = 32
@@ -22,8 +25,8 @@ MAX_GIVEN_CHARACTERS = 512
 DIGEST_PREFIX = "sha256:"
 KEY_ID_DIGITS = 12
 
-_DIGEST = re.compile(rf"^{DIGEST_PREFIX}[0-9a-f]{{64}}$")
-_GIVEN = re.compile(r"^[\x21-\x7e]+$")
+_DIGEST = re.compile(rf"{DIGEST_PREFIX}[0-9a-f]{{64}}")
+_GIVEN = re.compile(r"[\x21-\x7e]+")
 
 
 def new_key() -> str:
@@ -43,7 +46,7 @@ def key_hash(key: bytes) -> str:
 
 def is_key_hash(text: str) -> bool:
     """Return whether a text has the form of :func:`key_hash`."""
-    return bool(_DIGEST.match(text))
+    return bool(_DIGEST.fullmatch(text))
 
 
 def key_id(hashed: str) -> str:
@@ -53,7 +56,7 @@ def key_id(hashed: str) -> str:
 
 def check_given_key(key: str) -> None:
     """Raise InvalidRequest for a key from elsewhere that is short enough to guess, or not valid in a header."""
-    if not MIN_GIVEN_CHARACTERS <= len(key) <= MAX_GIVEN_CHARACTERS or not _GIVEN.match(key):
+    if not MIN_GIVEN_CHARACTERS <= len(key) <= MAX_GIVEN_CHARACTERS or not _GIVEN.fullmatch(key):
         raise InvalidRequest(
             f"a key must be random and have {MIN_GIVEN_CHARACTERS} to {MAX_GIVEN_CHARACTERS} printable ASCII "
             "characters without spaces"

@@ -36,7 +36,11 @@ class ListeningSettings(BrokerSettings, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 16 * 1024**2
     body_timeout_ms: Annotated[int, Meta(description="longest wait for a request body", ge=1)] = 30_000
     max_buffered_bytes: Annotated[
-        int, Meta(description="memory for all request bodies together; beyond it long ones get 429", ge=2**20)
+        int,
+        Meta(
+            description="memory for all request bodies, half of it for one tenant; beyond it long ones get 429",
+            ge=2**20,
+        ),
     ] = 512 * 1024**2
     max_connections: Annotated[
         int, Meta(description="open connections; beyond it idle ones are closed, and then new ones refused", ge=1)

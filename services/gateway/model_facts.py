@@ -13,6 +13,7 @@ from shared import model_files
 from shared.errors import UnsupportedModel
 from shared.logs import get_logger
 from shared.messages.pools import KvDtype
+from shared.messages.worker_events import KernelFacts
 from shared.model_context import named_in
 from shared.model_folder import check_model
 
@@ -28,6 +29,7 @@ class SamplingDefaults:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    suppressed: tuple[int, ...] = ()  # Tokens that no answer has, whatever a request asks for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
     answer_fingerprint: str = ""
     """Digest of everything that answers depend on: also the chat template and the sampling defaults."""
+    unserved: tuple[str, ...] = ()
+    """Fields of generation_config.json that would change answers and are not applied."""
+    kernels: KernelFacts | None = None
+    """The kernels that are part of ``fingerprint``."""
 
 
 def read_model_facts(
@@ -59,16 +65,19 @@ def read_model_facts(
     vocab_size, max_context = check_facts(model_dir, max_context_tokens)
     if max_context < max_context_tokens:
         _log.warning("context_is_the_models", asked_tokens=max_context_tokens, context_tokens=max_context)
-    fingerprint = model_files.fingerprint(
+    generation_config = model_files.load_generation_config(model_dir)
+    found = model_files.fingerprints(
         model_dir, cache_dir, context_tokens=max_context_tokens, is_exact=is_exact, kv_dtype=kv_dtype
     )
     return ModelFacts(
         name=served_name or model_files.model_name(model_dir),
-        fingerprint=fingerprint,
-        answer_fingerprint=model_files.answer_fingerprint(model_dir, fingerprint),
+        fingerprint=found.model,
+        kernels=found.kernels,
+        answer_fingerprint=model_files.answer_fingerprint(model_dir, found.model),
         vocab_size=vocab_size,
         max_context=max_context,
-        defaults=sampling_defaults(model_files.load_generation_config(model_dir)),
+        defaults=sampling_defaults(generation_config, vocab_size),
+        unserved=unserved_fields(generation_config),
         created=int(time.time()),
         eos_token_ids=eos_token_ids(model_dir),
     )
@@ -103,8 +112,11 @@ def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
     return ()
 
 
-def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    """Return the defaults of a generation_config.json; values that are no numbers are left out."""
+def sampling_defaults(generation_config: Mapping[str, Any], vocab_size: int) -> SamplingDefaults:
+    """Return the defaults of a generation_config.json; values that are no numbers are left out.
+
+    Suppressed are ``suppress_tokens`` and ``bad_words_ids`` of one token, as far as they are in the vocabulary.
+    """
     given = {
         name: generation_config[name]
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -112,4 +124,38 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
     }
     if "top_k" in given:
         given["top_k"] = int(given["top_k"])
-    return SamplingDefaults(**given)
+    tokens = {*_numbers(generation_config.get("suppress_tokens"))}
+    tokens |= {word[0] for word in _bad_words(generation_config) if len(word) == 1}
+    return SamplingDefaults(**given, suppressed=tuple(sorted(token for token in tokens if 0 <= token < vocab_size)))
+
+
+_UNSERVED = {
+    "begin_suppress_tokens": [],
+    "no_repeat_ngram_size": 0,
+    "sequence_bias": {},
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "top_h": None,
+}
+"""Fields of the library with which its answers are others, and values that change nothing; nor does null."""
+
+
+def unserved_fields(generation_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields with which the library would give other answers than a cell does."""
+    found = [name for name, none in _UNSERVED.items() if generation_config.get(name) not in (None, none)]
+    if any(len(word) > 1 for word in _bad_words(generation_config)):
+        found.append("bad_words_ids of several tokens")
+    return tuple(found)
+
+
+def _bad_words(generation_config: Mapping[str, Any]) -> list[list[int]]:
+    given = generation_config.get("bad_words_ids")
+    return [_numbers(word) for word in given] if isinstance(given, list) else []
+
+
+def _numbers(given: object) -> list[int]:
+    return [each for each in given if isinstance(each, int)] if isinstance(given, list) else []

@@ -13,6 +13,7 @@ from shared import logs, subjects
 from shared.bus.protocol import Bus, Delivery
 from shared.codec import decode_published
 from shared.errors import CodecError, InvalidRequest, ThermoclineError, Unavailable
+from shared.membership import SUPERSEDED_MOST
 from shared.messages.gateway_notices import GatewayNotice, PromptWanted, RequestFailed, ResumeNeeded
 
 READ_S = 10.0
@@ -58,7 +59,19 @@ class NoticeHandler:
         self._subject = subjects.gateway_output(gateway_id)
         self._dispatcher = dispatcher
         self._from_seq = 1
+        self._older = 0
         self._reading = asyncio.Lock()
+
+    def see(self, epoch: int, seq: int) -> None:
+        """Take the epoch and position of a scheduler's status.
+
+        Where those go on that are older than the last notice, the streams and all schedulers were lost together, and
+        notices are numbered from the beginning again.
+        """
+        self._older = self._older + 1 if (epoch, seq) < self.cursor.term else 0
+        if self._older >= SUPERSEDED_MOST:
+            _log.error("notices_begin_again", epoch=epoch, last_epoch=self.cursor.term[0])
+            self.cursor, self._from_seq, self._older = NoticeCursor(), 1, 0
 
     async def on_notice(self, delivery: Delivery) -> None:
         """Handle a notice, after those that a gap skipped if the stream still has them."""
@@ -81,6 +94,8 @@ class NoticeHandler:
         async with self._reading:
             try:
                 async with asyncio.timeout(READ_S):
+                    if (await self._bus.stream_info(subjects.OUTPUTS_STREAM)).last_seq < self._from_seq - 1:
+                        self._from_seq = 1  # The broker lost its store, and this is another stream.
                     messages = self._bus.follow(
                         subjects.OUTPUTS_STREAM, from_seq=self._from_seq, subject=self._subject, live=False
                     )

@@ -11,8 +11,8 @@ from fastapi.openapi.utils import get_openapi
 
 from services.gateway.admin_key import ADMIN_HEADER, is_admin_path, is_open_to_admin
 from services.gateway.boundary import GUARDED_PREFIXES
-from services.gateway.callers import KEY_HEADER
 from services.gateway.error_answers import is_messages_path
+from services.gateway.keys import KEY_HEADER
 from services.gateway.openai_schema.errors import ErrorResponse
 
 _SCHEMES: dict[str, Any] = {

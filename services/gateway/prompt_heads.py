@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from services.gateway.responses.ids import response_of
 from shared.messages.base import pack_int32
 
 FIRST_DEPTH_BYTES = 256
@@ -40,14 +41,16 @@ class Asked:
     model: str = ""
     session: str = ""
     is_stream: bool = False
-    previous: str = ""  # The kept response that it continues, whose text is not in the body.
+    previous: str = ""  # The kept response or message that it continues, whose text is not in the body.
 
 
 class _Message(msgspec.Struct):
     role: Any = None
     content: Any = None
-    tool_calls: msgspec.Raw = msgspec.Raw()
+    tool_calls: Any = None
     # Fields of items of the Responses API that are no messages.
+    type: Any = None
+    id: Any = None
     name: Any = None
     arguments: Any = None
     output: Any = None
@@ -63,7 +66,8 @@ class _Body(msgspec.Struct):
     instructions: Any = None
     input: str | list[_Message] | None = None
     previous_response_id: Any = None
-    tools: msgspec.Raw = msgspec.Raw()
+    thread: Any = None
+    tools: Any = None
     cache_salt: Any = None
     prompt_cache_key: Any = None
     stream: Any = None
@@ -77,15 +81,21 @@ def next_depth(depth: int) -> int:
     return depth + max(FIRST_DEPTH_BYTES, depth // (16 * FIRST_DEPTH_BYTES) * FIRST_DEPTH_BYTES)
 
 
-def asked_of(body: bytes | bytearray) -> Asked:
-    """Return what a request's body asks for; without a head if it cannot be read or holds only a part of the prompt."""
+def asked_of(body: bytes | bytearray, default_model: str = "") -> Asked:
+    """Return what a request's body asks for; without a head if it cannot be read or holds only a part of the prompt.
+
+    ``default_model`` is the name of the model that answers a request without one, "" if that is not known: the head is
+    that of a request that names it.
+    """
     try:
         read = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Asked()
-    previous = read.previous_response_id if isinstance(read.previous_response_id, str) else ""
+    previous = read.previous_response_id if isinstance(read.previous_response_id, str) else _referred(read)
+    if isinstance(read.thread, dict) and isinstance(read.thread.get("previous_message_id"), str):
+        previous = read.thread["previous_message_id"]
     return Asked(
-        head=Head() if previous else _head_of(_parts(read)),
+        head=Head() if previous else _head_of(_parts(read, default_model)),
         model=read.model if isinstance(read.model, str) else "",
         session=read.prompt_cache_key if isinstance(read.prompt_cache_key, str) else "",
         is_stream=read.stream is True,
@@ -93,9 +103,17 @@ def asked_of(body: bytes | bytearray) -> Asked:
     )
 
 
-def _parts(body: _Body) -> Iterator[bytes]:
+def _referred(body: _Body) -> str:
+    """Return the response that has the last item to which the input refers, "" where it refers to none."""
+    items = body.input if isinstance(body.input, list) else ()
+    ids = (item.id for item in reversed(items) if item.type == "item_reference" and isinstance(item.id, str))
+    return response_of(next(ids, ""))
+
+
+def _parts(body: _Body, default_model: str) -> Iterator[bytes]:
     """Yield the text in the order in which templates write it, after the fields that keep different requests apart."""
-    yield from (_FORM, _ROLE, _text(body.model), _ROLE, _text(body.cache_salt), _ROLE, bytes(body.tools))
+    model = default_model if body.model is None else body.model
+    yield from (_FORM, _ROLE, _text(model), _ROLE, _text(body.cache_salt), _ROLE, _written(body.tools))
     for system in (body.system, body.instructions):
         if system:
             yield from (_ROLE, b"system", _TEXT)
@@ -117,7 +135,7 @@ def _message(message: _Message) -> Iterator[bytes]:
     for part in (message.name, message.arguments, message.output):
         if part is not None:
             yield from _content(part)
-    yield from (_CALLS, bytes(message.tool_calls))
+    yield from (_CALLS, _written(message.tool_calls))
 
 
 def _content(content: object) -> Iterator[bytes]:
@@ -131,6 +149,19 @@ def _content(content: object) -> Iterator[bytes]:
             if part.get("type") in ("tool_use", "tool_result"):
                 yield _text(part.get("name"))
                 yield from _content(part.get("content"))
+
+
+def _written(value: object) -> bytes:
+    """Return JSON as one text, however its sender wrote spaces and escapes: templates write it again.
+
+    Keys keep their order, since templates do, too. Nothing is b"", and so is what no text can be made of.
+    """
+    if not value:
+        return b""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, RecursionError):
+        return b""
 
 
 def _prompt(prompt: object) -> bytes:

@@ -1,5 +1,7 @@
 """Choices in progress and recent ones, kept to be explained: bounded in number and in time.
 
+Beyond the number, the tenant with the most of them loses its oldest, so that no tenant displaces those of the others.
+
 A choice that is over leaves its figures here and nothing of its prompt or its answer.
 """
 
@@ -85,6 +87,7 @@ class RecentRequests:
     most: int = MOST_REQUESTS
     kept_s: float = KEPT_S
     _requests: OrderedDict[str, RecentRequest] = field(default_factory=OrderedDict)  # By id, oldest first.
+    _by_tenant: dict[str, OrderedDict[str, None]] = field(default_factory=dict)  # Their ids, oldest first.
     _ids: dict[str, str] = field(default_factory=dict)  # Request id of the first choice, by the ids of its answer.
 
     def begin(
@@ -108,6 +111,7 @@ class RecentRequests:
                 begun_s=self.clock(),
                 conversation=conversation,
             )
+            self._by_tenant.setdefault(request.tenant, OrderedDict())[request.request_id] = None
             if choice.position == 0:
                 self._ids[answer_id] = self._ids[http_id] = request.request_id
         self._forget_old()
@@ -138,12 +142,21 @@ class RecentRequests:
         oldest_s = self.clock() - self.kept_s
         while self._requests:
             oldest = next(iter(self._requests.values()))
-            is_old = oldest.choice is None and oldest.begun_s < oldest_s
-            if len(self._requests) <= self.most and not is_old:
-                return
-            del self._requests[oldest.request_id]
-            if oldest.position == 0:
-                del self._ids[oldest.answer_id], self._ids[oldest.http_id]
+            if oldest.choice is not None or oldest.begun_s >= oldest_s:
+                break
+            self._forget(oldest)
+        while len(self._requests) > self.most:
+            largest = max(self._by_tenant.values(), key=len)
+            self._forget(self._requests[next(iter(largest))])
+
+    def _forget(self, known: RecentRequest) -> None:
+        del self._requests[known.request_id]
+        own = self._by_tenant[known.tenant]
+        del own[known.request_id]
+        if not own:
+            del self._by_tenant[known.tenant]
+        if known.position == 0:
+            del self._ids[known.answer_id], self._ids[known.http_id]
 
 
 def figures_of(choice: Choice, now_s: float, *, is_ended: bool = False) -> Figures:

@@ -102,9 +102,12 @@ class GatewayShell:
 
     async def _on_status(self, delivery: Delivery) -> None:
         try:
-            self._gateway.cell.hear(decode(delivery.data, CellStatus), self._gateway.clock())
+            status = decode(delivery.data, CellStatus)
         except CodecError as error:
             _log.error("status_unreadable", reason=error.message)
+            return
+        self._gateway.cell.hear(status, self._gateway.clock())
+        self._notices.see(status.epoch, status.seq)
 
     async def _sweep(self) -> None:
         """End choices that waited too long, and request tokens that may have been lost."""

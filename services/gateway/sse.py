@@ -10,8 +10,11 @@ from shared.errors import ThermoclineError
 
 DONE = b"data: [DONE]\n\n"
 
-KEEPALIVE = b": keep-alive\n\n"
-"""A comment, which clients skip; it keeps proxies from closing a quiet stream."""
+KEEPALIVE = b"\n\n"
+"""Blank lines behind no event, which keep proxies from closing a quiet stream.
+
+Every client skips them; of comments many load generators do not know, and end the answer with an error of JSON.
+"""
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -37,15 +40,22 @@ def named_event(name: str, data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """The form of an API's stream: ``event`` frames one chunk, ``keepalive`` fills pauses, ``end`` follows the last."""
+    """The form of an API's stream: ``event`` frames one chunk, ``keepalive`` fills pauses, ``end`` follows the last.
+
+    ``opens_at_once``: the chunks before any token are sent when the stream starts, else with the first token.
+    """
 
     event: Callable[[bytes], bytes]
     keepalive: bytes
     end: bytes
+    opens_at_once: bool = True
 
 
-DATA_ONLY = Framing(event=event, keepalive=KEEPALIVE, end=DONE)
-"""OpenAI's completions and chats: events have no name, and ``[DONE]`` marks the end."""
+DATA_ONLY = Framing(event=event, keepalive=KEEPALIVE, end=DONE, opens_at_once=False)
+"""OpenAI's completions and chats: events have no name, and ``[DONE]`` marks the end.
+
+Clients that measure TTFT take the first chunk with a choice for the first token, though it has only the role.
+"""
 
 NAMED = Framing(event=bytes, keepalive=KEEPALIVE, end=b"")
 """Chunks are whole events with names already, and the API's own last event ends the stream."""

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 from services.gateway.tenants import Tenant, Tenants, parse_tenants, render_tenants
@@ -21,10 +21,12 @@ MODE = 0o600
 _FORBIDDEN = WRITTEN_BY_GROUP | BY_OTHERS
 
 
-def read_tenants(path: Path) -> tuple[Version, dict[str, Tenant]]:
+def read_tenants(
+    path: Path, parse: Callable[[str, str], dict[str, Tenant]] = parse_tenants
+) -> tuple[Version, dict[str, Tenant]]:
     """Return the file's version and its tenants. Raises ConfigError when it is missing, open to others, or faulty."""
     try:
-        return read_secrets(path, "--tenants", parse_tenants, forbidden=_FORBIDDEN, max_bytes=MAX_FILE_BYTES)
+        return read_secrets(path, "--tenants", parse, forbidden=_FORBIDDEN, max_bytes=MAX_FILE_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"--tenants {path} cannot be read: {error.strerror}") from error
 
@@ -34,9 +36,9 @@ def read_distinct_tenants(
 ) -> tuple[Version, dict[str, Tenant]]:
     """Return the file's version and tenants.
 
-    Raises ConfigError also for a tenant with the admin key or one of --api-keys.
+    Raises ConfigError also for a tenant with the admin key or one of --api-keys, and for an empty file.
     """
-    version, tenants = read_tenants(path)
+    version, tenants = read_tenants(path, _parse_written)
     for name, tenant in tenants.items():
         if admin_hash in tenant.keys:
             raise ConfigError(f"--tenants {path}: tenant {name} has the admin key, which must open nothing else")
@@ -45,16 +47,27 @@ def read_distinct_tenants(
     return version, tenants
 
 
-def write_tenants(path: Path, tenants: Tenants) -> None:
-    """Replace the file in one step.
+def _parse_written(text: str, source: str) -> dict[str, Tenant]:
+    """Parse a file that may be about to be written: empty, it would lock every tenant out meanwhile."""
+    if not text.strip():
+        raise ConfigError(f"{source} is empty; to admit no tenant, it needs the line [tenants]")
+    return parse_tenants(text, source)
 
-    Its mode is 0600, or its present mode without access that :func:`read_tenants` refuses. Raises OSError.
+
+def write_tenants(path: Path, tenants: Tenants) -> None:
+    """Replace the file in one step, the one that a symbolic link leads to.
+
+    It keeps its owner and group, since gateways may run as them, and its mode without access that :func:`read_tenants`
+    refuses; a new one has 0600. Raises OSError.
     """
-    mode = stat.S_IMODE(path.stat().st_mode) & ~_FORBIDDEN if path.exists() else MODE
+    path = _behind_links(path)
+    before = path.stat() if path.exists() else None
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:
-            os.fchmod(file.fileno(), mode)
+            if before is not None:
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(file.fileno(), MODE if before is None else stat.S_IMODE(before.st_mode) & ~_FORBIDDEN)
             file.write(render_tenants(tenants))
             file.flush()
             os.fsync(file.fileno())
@@ -68,9 +81,13 @@ def write_tenants(path: Path, tenants: Tenants) -> None:
 def sole_writer(path: Path) -> Iterator[None]:
     """Hold a lock for changing the file, so that no process loses another's change. Raises OSError."""
     # The directory is locked, since the file itself is replaced.
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    descriptor = os.open(_behind_links(path).parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _behind_links(path: Path) -> Path:
+    return Path(os.path.realpath(path))

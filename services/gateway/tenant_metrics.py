@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from services.gateway.failures import TENANT_QUEUE_FULL
 from services.gateway.metrics import SOURCE_NAMES
 from services.gateway.openai_schema.cell import CellTenant
 from services.gateway.pending import Generation
@@ -48,6 +49,7 @@ REJECTED = counter(
 QUEUE, GATEWAY = "queue", "gateway"
 REASONS = ("requests", "tokens", "concurrency", QUEUE, GATEWAY)
 
+_OF_THE_QUEUE = (QueueFull.code, TENANT_QUEUE_FULL)
 _COUNTED = (PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS)
 
 
@@ -81,7 +83,7 @@ def observe_end(tenant: str, generation: Generation) -> None:
             PROMPT_TOKENS.labels(tenant).inc(choice.request.prompt_tokens)
             usage = choice.assembly.usage or Usage()
             PROMPT_TOKENS_CACHED.labels(tenant).inc(sum(getattr(usage, f"{source}_tokens") for source in SOURCE_NAMES))
-    if any(choice.failure is not None and choice.failure.code == QueueFull.code for choice in generation.choices):
+    if any(choice.failure is not None and choice.failure.code in _OF_THE_QUEUE for choice in generation.choices):
         turned_away(tenant, QUEUE)
 
 

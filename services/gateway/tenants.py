@@ -34,6 +34,7 @@ from services.gateway.openai_schema.sampling import MAX_PRIORITY
 from shared.errors import ConfigError
 from shared.ids import key_digest
 from shared.messages.requests import CacheQuota
+from shared.text_patterns import END
 from shared.undecodable import UNPARSABLE
 
 MAX_TENANTS = 4096
@@ -45,12 +46,12 @@ RESERVED = "operator"
 OTHER = "other"
 """Label in metrics of all callers that are no tenants of the file."""
 
-_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
-_OF_AN_API_KEY = re.compile(r"^[0-9a-f]{16}$")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OF_AN_API_KEY = re.compile(r"[0-9a-f]{16}")
 
 Limit = Annotated[int, Meta(ge=0, le=2**40)]
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
-Salt = Annotated[str, Meta(pattern=r"^[\x21\x23-\x5b\x5d-\x7e]+$", min_length=MIN_SALT_CHARACTERS, max_length=256)]
+Salt = Annotated[str, Meta(pattern=rf"^[\x21\x23-\x5b\x5d-\x7e]+{END}", min_length=MIN_SALT_CHARACTERS, max_length=256)]
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -107,13 +108,13 @@ LIMITS = (
 
 def name_fault(name: str) -> str:
     """Return why a tenant may not have this name, or ""."""
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         return "a name has 1 to 64 letters, digits, - or _"
     if name == RESERVED:
         return f"the name {RESERVED} is reserved for the administration"
     if name == OTHER:
         return f"the name {OTHER} stands for all other callers"
-    if _OF_AN_API_KEY.match(name):
+    if _OF_AN_API_KEY.fullmatch(name):
         return "names of 16 hex digits are those of --api-keys"
     return ""
 

@@ -11,7 +11,7 @@ from services.gateway.pending import Generation
 from services.gateway.prompt_heads import Head
 from services.gateway.request_spans import record_generation
 from services.gateway.turns.turns import Turn
-from shared.errors import InvalidRequest, RequestCancelled, TooManyConnections
+from shared.errors import CapacityError, InvalidRequest, RequestCancelled, TooManyConnections
 
 
 class Ticket:
@@ -28,6 +28,7 @@ class Ticket:
         self._gateway = gateway
         self._account = account
         self._slots = 0
+        self._prompt_tokens = 0  # Spent for its prompts.
         self._take(1)
         self._generation: Generation | None = None
         self._watch: DisconnectWatch | None = None
@@ -66,9 +67,10 @@ class Ticket:
             self._head = self._gateway.reports.head_of(body)
 
     def spend_prompts(self, generation: Generation) -> None:
-        """Spend the tenant's tokens for its prompts, each once however many choices it has. Raises RateLimited."""
-        prompts = {choice.prompt: choice.request.prompt_tokens for choice in generation.choices}
-        self._account.spend_prompt(sum(prompts.values()))
+        """Spend the tenant's tokens for its prompts, each once for all choices that share it. Raises RateLimited."""
+        tokens = computed_prompt_tokens(generation)
+        self._account.spend_prompt(tokens)
+        self._prompt_tokens = tokens
 
     def close(self) -> None:
         """Cancel choices that still run, count the generation, and release everything; idempotent."""
@@ -91,7 +93,9 @@ class Ticket:
             tenant_metrics.observe_end(self._account.label, self._generation)
             if self._gateway.tracer is not None:
                 record_generation(self._gateway.tracer, self._generation)
-            self._account.spend_tokens(sum(len(choice.assembly.tokens) for choice in self._generation.choices))
+            answered = sum(len(choice.assembly.tokens) for choice in self._generation.choices)
+            returned = self._prompt_tokens if _was_refused(self._generation) else 0
+            self._account.spend_tokens(answered - returned)
         self._gateway.slots.give_back(self._slots)
         self._account.give_back(self._slots)
 
@@ -104,3 +108,27 @@ class Ticket:
             tenant_metrics.turned_away(self._account.label, tenant_metrics.GATEWAY)
             raise
         self._slots += choices
+
+
+def _was_refused(generation: Generation) -> bool:
+    """Return whether the cell had no room for it, before a worker had sent anything: its prompts cost nothing."""
+    choices = generation.choices
+    had_no_room = any(isinstance(choice.failure, CapacityError) for choice in choices)
+    return had_no_room and not any(choice.workers for choice in choices)
+
+
+def computed_prompt_tokens(generation: Generation) -> int:
+    """Return the tokens of the prompts that its choices are computed from.
+
+    A prompt counts once for choices that find it in the cache, where the first of them leaves it, and otherwise once
+    for each choice.
+    """
+    shared: dict[int, int] = {}
+    apart = 0
+    for choice in generation.choices:
+        request = choice.request
+        if request.cache.read and request.cache.write and request.sampling.prompt_logprobs is None:
+            shared[choice.prompt] = request.prompt_tokens
+        else:
+            apart += request.prompt_tokens
+    return apart + sum(shared.values())

@@ -57,10 +57,15 @@ SHARED_CHARACTERS = 16_384
 FRONTS_SHARE = 4
 """One part in so many of the memory for known texts holds whole long texts."""
 
+SWITCH_CHARACTERS = 16
+"""Longest text of a template argument that tells nothing of a caller, such as an effort."""
+
 KNOWN_SHAPES = 64
 """Limit on the template arguments for which the text around answers is remembered."""
 
 NOTHING_AROUND = (PackedTokens(), PackedTokens())
+
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # One class; the library saves it by its later name.
 
 T = TypeVar("T")
 
@@ -70,7 +75,9 @@ def load_tokenizer(model_dir: Path) -> Any:
     tokenizer = _load(model_dir)
     of_processor = model_dir / "chat_template.json"
     if not getattr(tokenizer, "chat_template", None) and of_processor.is_file():
-        tokenizer.chat_template = json.loads(of_processor.read_text(encoding="utf-8"))["chat_template"]
+        found = json.loads(of_processor.read_text(encoding="utf-8"))["chat_template"]
+        # Several are a list, from which the library makes this where they are in ``tokenizer_config.json``.
+        tokenizer.chat_template = {one["name"]: one["template"] for one in found} if isinstance(found, list) else found
     return tokenizer
 
 
@@ -84,11 +91,19 @@ def _load(model_dir: Path) -> Any:
         declared = json.loads((model_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         declared = {}
-    if declared.get("tokenizer_class") == "PreTrainedTokenizerFast" and (model_dir / "tokenizer.json").is_file():
+    if declared.get("tokenizer_class") in _GENERIC and (model_dir / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(str(model_dir), local_files_only=True)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+    except ValueError as error:
+        own = declared.get("auto_map")
+        code = own.get("AutoTokenizer") if isinstance(own, dict) else None
+        if code is None:
+            raise
+        named = next(filter(None, code), None) if isinstance(code, list) else code
+        raise OperatorError(f"it is code in the folder ({named}), which is not run here") from error
 
 
 class Tokenizer:
@@ -260,9 +275,15 @@ class Tokenizer:
         text = self.decode_exactly(tokens)
         return text if self._specials is None else str(self._specials.marked(text))
 
-    def shape(self, template_arguments: Mapping[str, Any]) -> TemplateShape:
-        """Return the text that the template writes around answers, with these arguments."""
-        known = hashlib.blake2b(repr(sorted(template_arguments.items())).encode("utf-8", "replace")).digest()
+    def shape(self, template_arguments: Mapping[str, Any], namespace: str = "") -> TemplateShape:
+        """Return the text that the template writes around answers, with these arguments.
+
+        It is remembered for all callers where the arguments are switches, and otherwise for the ``namespace``: to
+        others a faster answer would show that the same texts were given before.
+        """
+        known_in = "" if all(map(_is_switch, template_arguments.values())) else namespace
+        told = repr((known_in, sorted(template_arguments.items())))
+        known = hashlib.blake2b(told.encode("utf-8", "replace")).digest()
         found = self._shapes.get(known)
         if found is None:
 
@@ -399,3 +420,9 @@ def template_variables(template: str) -> frozenset[str]:
         # transformers has a tag of its own ({% generation %}), which does not parse here: search the text instead.
         return frozenset({"tools"}) if "tools" in template else frozenset()
     return frozenset(jinja2.meta.find_undeclared_variables(tree))
+
+
+def _is_switch(value: object) -> bool:
+    return (
+        value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= SWITCH_CHARACTERS)
+    )

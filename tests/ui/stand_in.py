@@ -149,6 +149,7 @@ class StandIn:
     error_code: str = "scheduler_away"
     storages: dict[str, dict[str, int] | None] = field(default_factory=lambda: {"storage": dict(DISK)})
     admin_is_off: bool = False
+    is_full: bool = False
     key: str = KEY
     codes: list[str] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=lambda: a_tree(300))
@@ -159,6 +160,9 @@ class StandIn:
     pins: list[dict[str, Any]] = field(default_factory=list)
     orders: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     words: tuple[str, ...] = ("The ", "harbour ", "opens ", "at <b>six</b>.")
+    thoughts: tuple[str, ...] = ()
+    finish_reason: str = "stop"
+    streams: int = 0  # Open streams of the cell's status.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def refusal(self, http: Request) -> Response | None:
@@ -167,23 +171,32 @@ class StandIn:
             return _error(403, "the cache's administration is off: this gateway has no --admin-key")
         if http.headers.get("x-admin-key") != self.key:
             return _error(401, "the admin key is required")
+        if self.is_full:
+            return _error(429, "the server has as many connections as it takes")
         return None
 
     async def events(self) -> AsyncIterator[str]:
         """The cell's status, much more often than a gateway sends it."""
-        while not self.stopping.is_set():
-            error = {"message": self.scheduler_error, "code": self.error_code}
-            said = {"error": error} if self.scheduler_error else self.cell
-            yield f"data: {json.dumps(said)}\n\n"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVENTS_S):
-                    await self.stopping.wait()
+        self.streams += 1
+        try:
+            while not self.stopping.is_set():
+                error = {"message": self.scheduler_error, "code": self.error_code}
+                said = {"error": error} if self.scheduler_error else self.cell
+                yield f"data: {json.dumps(said)}\n\n"
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVENTS_S):
+                        await self.stopping.wait()
+        finally:
+            self.streams -= 1
 
     async def answer(self) -> AsyncIterator[str]:
         """A streamed chat answer with its explanation in the last chunk."""
+        for thought in self.thoughts:
+            yield f"data: {json.dumps({'choices': [{'delta': {'reasoning_content': thought}}]})}\n\n"
         for word in self.words:
             yield f"data: {json.dumps({'choices': [{'delta': {'content': word}}]})}\n\n"
-        yield f"data: {json.dumps({'choices': [], 'explanation': explanation(99)})}\n\ndata: [DONE]\n\n"
+        told = explanation(99, finish_reason=self.finish_reason)
+        yield f"data: {json.dumps({'choices': [], 'explanation': told})}\n\ndata: [DONE]\n\n"
 
 
 def _error(status: int, message: str) -> Response:

@@ -146,6 +146,65 @@ async def test_every_text_stands_out_from_its_ground(browser: Browser, scheme: A
         assert {name: found for name, found in low.items() if found} == {}
 
 
+async def test_a_wide_table_stays_as_it_was_scrolled(browser: Browser) -> None:
+    """And keeps the focus, though all around it is drawn anew each second."""
+    stand_in = hostile_gateway()
+    async with serving(stand_in):
+        page = await opened(browser, stand_in, viewport={"width": 375, "height": 812})
+        wide = page.locator(".scroll", has=page.get_by_role("table", name="Workers"))
+        await wide.evaluate("box => { box.focus(); box.scrollLeft = 60; }")
+
+        stand_in.cell = {**stand_in.cell, "running": 17}
+        await expect(page.locator(".figure b").first).to_have_text("17")
+
+        state = "box => [box.scrollLeft, document.activeElement === box]"
+        assert await wide.evaluate(state) == [60, True]
+
+
+async def test_what_did_not_change_is_not_read_out_again(page: Page, gateway: StandIn) -> None:
+    """How many requests there are is asked every two seconds."""
+    await page.click("#tab-requests")
+    await expect(page.locator("#requests-said")).to_contain_text("40 requests")
+    await page.evaluate(
+        """window.written = 0;
+        const said = document.getElementById('requests-said');
+        new MutationObserver((all) => { written += all.length; })
+          .observe(said, { childList: true, characterData: true, subtree: true });"""
+    )
+
+    gateway.requests[0]["ttft_ms"] = 4321.0
+    await expect(page.locator("#view-requests")).to_contain_text("4.32 s")
+
+    assert await page.evaluate("written") == 0
+
+
+async def test_characters_that_cannot_be_seen_are_spelt_out(page: Page, gateway: StandIn) -> None:
+    """Also those that turn the order of others round: two texts that differ in them look different."""
+    told = divergence(before="It is\u200b ", prompt="\u202enow", cached="now", cause="unknown")
+    gateway.requests[0] |= {"divergence": told}
+    gateway.nodes = [node(1, None, 0, 16, head_text="\u202eevil")]
+    await page.click("#tab-requests")
+    await page.locator("#request-request-0").click()
+
+    await expect(page.locator("#divergence mark").first).to_have_text(r"\u202e")
+    await expect(page.locator("#divergence")).to_contain_text(r"It is\u200b ")
+    await page.click("#tab-tree")
+    await page.click("#icicle", position={"x": 120, "y": 40})
+    await expect(page.locator("#tree-picked")).to_contain_text(r"\u202eevil")
+
+
+async def test_it_is_printed_in_light_colours_with_its_bars(page: Page) -> None:
+    """Browsers print no grounds, of which bars consist, unless they are told to; nothing can be pressed on paper."""
+    await expect(page.get_by_role("meter").first).to_be_visible()
+    await page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    await page.emulate_media(media="print")
+
+    style = "getComputedStyle(document.documentElement).colorScheme"
+    bar = "getComputedStyle(document.querySelector('.bar > i')).printColorAdjust"
+    assert await page.evaluate(f"[{style}, {bar}]") == ["light", "exact"]
+    await expect(page.locator("#keys")).to_be_hidden()
+
+
 async def test_each_control_shows_that_it_has_the_focus(page: Page) -> None:
     """With an outline, wherever Tab leads."""
     bare: list[str] = []

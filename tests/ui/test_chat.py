@@ -52,6 +52,35 @@ async def test_a_reload_keeps_the_conversation_and_its_settings(page: Page, gate
     await expect(page.locator(".turn")).to_have_count(0)
 
 
+async def test_an_answer_that_was_cut_says_so(page: Page, gateway: StandIn) -> None:
+    """It ends in the middle of a sentence since the settings say so, not since something broke."""
+    gateway.finish_reason = "length"
+    await page.click("#tab-chat")
+    await page.fill("#chat-text", "Tell all.")
+    await page.keyboard.press("Enter")
+
+    await expect(page.locator(".turn-explained")).to_contain_text("the answer ends at its limit of tokens")
+
+
+async def test_reasoning_is_shown_and_sent_back(page: Page, gateway: StandIn) -> None:
+    """Apart from the answer, also after a reload; with it the next turn's prompt begins as this one went on."""
+    gateway.thoughts = ("Ferries leave ", "<b>hourly</b>.")
+    await page.click("#tab-chat")
+    await page.fill("#chat-text", "When?")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn-explained")).to_contain_text("prompt tokens cached")
+    await page.reload()
+    await page.click("text=Reasoning")
+
+    await expect(page.locator(".reasoning")).to_have_text("Ferries leave <b>hourly</b>.")
+    await page.fill("#chat-text", "And then?")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn-explained")).to_have_count(2)
+    await expect(page.locator(".turn-explained").last).to_contain_text("prompt tokens cached")
+    bodies = [body for what, body in gateway.orders if what == "chat"]
+    assert bodies[1]["messages"][1]["reasoning_content"] == "Ferries leave <b>hourly</b>."
+
+
 async def test_another_tab_knows_nothing_of_it(browser: Browser, page: Page, gateway: StandIn) -> None:
     """Prompts may be confidential: they are kept like the keys."""
     await page.click("#tab-chat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -33,6 +34,40 @@ async def test_a_reload_keeps_what_was_seen(browser: Browser, gateway: StandIn) 
 
     await expect(median).to_have_text("50.0 ms")
     assert set((await kept(page))["requests"][0]) == {"id", "ms", "ttft", "prompt", "share"}
+
+
+@pytest.mark.parametrize("ahead_s", [-1800, 1800])
+async def test_clocks_may_differ(browser: Browser, gateway: StandIn, ahead_s: int) -> None:
+    """Requests are dated by the gateway's clock, and so is what is asked of the past."""
+    now_ms = time.time_ns() // 1_000_000
+    gateway.cell = a_cell(now_ms=now_ms)
+    gateway.requests = [explanation(n, ttft_ms=10.0 * (n + 1), created_ms=now_ms - 1000 * (n + 1)) for n in range(9)]
+    page = await browser.new_page()
+    await page.add_init_script(f"const now = Date.now; Date.now = () => now() + {1000 * ahead_s};")
+    await page.goto(f"{gateway.url}/ui/#key={KEY}")
+
+    await expect(page.locator(".figure b").nth(3)).to_have_text("50.0 ms")
+    dots = page.get_by_role("img", name="Time to first token").locator("path.dots")
+    assert (await dots.get_attribute("d") or "").count("M") == 9
+
+
+async def test_nothing_is_drawn_of_a_time_that_nobody_watched(browser: Browser, gateway: StandIn) -> None:
+    """The line is broken there, and a short piece of it can be seen."""
+    now_ms = time.time_ns() // 1_000_000
+    quiet = {"queued": 0, "occupancy": {}, "flows": {}}
+    samples = [{"ms": now_ms - 5 * 3_600_000 + 10_000 * n, "running": 100, **quiet} for n in range(80)]
+    past = json.dumps({"model": gateway.cell["model"], "samples": samples, "requests": []})
+    page = await browser.new_page()
+    await page.add_init_script(f"localStorage.setItem('thermocline.history', {json.dumps(past)});")
+    await page.goto(f"{gateway.url}/ui/#key={KEY}")
+    await page.select_option("#range", "6h")
+
+    line = page.get_by_role("img", name="Requests over time").locator("path.line").first
+    await page.wait_for_function(
+        "line => line.getAttribute('d').split('M').length === 3", arg=await line.element_handle()
+    )
+    memory = page.get_by_role("img", name="Memory in use").locator("path.line").first
+    assert (await memory.get_attribute("d") or "").count("M") == 1
 
 
 async def test_the_range_is_chosen_and_stands_in_the_address(browser: Browser, gateway: StandIn) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
+import msgspec
 from llguidance import LLTokenizer
 
 from services.gateway.grammars.conjunctions import MAX_CONJUNCTS, lark_conjuncts
 from services.gateway.grammars.requested import Asked
 from services.gateway.grammars.schemas import schemas_in_lark
+from services.gateway.tenants import Tenant
 from shared.errors import InvalidRequest, Unavailable
+from shared.fair_cache import FairCache
 from shared.grammars import compile_grammar, compiling_thread, token_table
+from shared.ids import key_digest
 from shared.messages.requests import Grammar
 
 REMEMBERED: Final = 256
-"""Limit on the grammars whose result is remembered; each is at most 64 KiB."""
+"""Limit on the grammars whose result is remembered, of all tenants together; each is at most 64 KiB."""
 
 CHECK_TIMEOUT_S: Final = 10.0
 """Longest wait of a request for its check, behind those of others: each takes a second at most."""
@@ -47,18 +50,18 @@ class GrammarChecks:
         self._executor = executor
         # Used only by the executor's one thread.
         self._tokens: LLTokenizer | None = None
-        self._faults: OrderedDict[tuple[str, str], str | None] = OrderedDict()
+        self._faults: FairCache[tuple[str, str], str | None] = FairCache(REMEMBERED)
 
-    async def made(self, asked: Asked | None) -> Grammar | None:
-        """Return the grammar of a request once it compiles, or None without one.
+    async def made(self, asked: Asked | None, *, scope: str = "") -> Grammar | None:
+        """Return the grammar of a request of this scope (:func:`scope_of`) once it compiles, or None without one.
 
         Raises InvalidRequest, and Unavailable where too many others are being checked.
         """
-        return None if asked is None else await self._in_thread(lambda: self._made(asked))
+        return None if asked is None else await self._in_thread(lambda: self._made(asked, scope))
 
-    async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Raise as :meth:`made` does, with ``param`` as the field at fault."""
-        await self.made(Asked(param, lambda: grammar))
+    async def checked(self, grammar: Grammar, *, param: str, scope: str = "") -> Grammar:
+        """Return a grammar as :meth:`made` does, with ``param`` as the field at fault."""
+        return await self._in_thread(lambda: self._made(Asked(param, lambda: grammar), scope))
 
     def close(self) -> None:
         """Stop the thread; checks that wait for it are dropped."""
@@ -73,16 +76,13 @@ class GrammarChecks:
         except TimeoutError as error:
             raise Unavailable("too many grammars are being checked", retry_after_ms=1000) from error
 
-    def _made(self, asked: Asked) -> Grammar:
+    def _made(self, asked: Asked, scope: str) -> Grammar:
         """Return the grammar if it compiles. Runs in the executor's thread. Raises InvalidRequest."""
-        grammar = asked.make()
+        grammar = msgspec.structs.replace(asked.make(), scope=scope)
         key = (grammar.kind, grammar.text)
-        if key not in self._faults:
-            self._faults[key] = self._fault(grammar)
-            if len(self._faults) > REMEMBERED:
-                self._faults.popitem(last=False)
-        self._faults.move_to_end(key)
-        fault = self._faults[key]
+        if (scope, key) not in self._faults:
+            self._faults.keep(scope, key, self._fault(grammar))
+        fault = self._faults.use(scope, key)
         if fault is not None:
             raise InvalidRequest(fault, param=asked.param, code="invalid_grammar")
         return grammar
@@ -97,6 +97,13 @@ class GrammarChecks:
         except InvalidRequest as error:
             return error.message
         return None
+
+
+def scope_of(tenant: Tenant, cache_salt: str | None) -> str:
+    """Return the ``Grammar.scope`` of a tenant's request: requests that share no KV share no compiled grammars."""
+    if not tenant.salt and not cache_salt:
+        return ""
+    return key_digest(f"grammar {len(tenant.salt)} {tenant.salt}{cache_salt or ''}")
 
 
 def check_lark(lark: str) -> None:

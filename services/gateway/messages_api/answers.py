@@ -13,10 +13,9 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
-    """Visible text of an answer; ``citations`` is always null."""
+    """Visible text of an answer, without ``citations``: Vercel's AI SDK takes no null for them."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag="thinking"):

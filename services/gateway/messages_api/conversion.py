@@ -44,6 +44,7 @@ RENAMES = (
     ("reasoning_effort", "output_config.effort"),
     ("stop", "stop_sequences"),
     ("tool_choice.function", "tool_choice"),
+    ("parameters", "input_schema"),
 )
 """Names of a chat's fields, and of the request's fields that they were made from."""
 
@@ -71,7 +72,7 @@ def chat_request(
     fields = shared_fields(request) | {"thinking": None}
     if isinstance(request, MessagesRequest):
         fields |= {
-            "max_tokens": request.max_tokens,
+            "max_tokens": max(1, request.max_tokens),  # A worker generates at least one token.
             "stop": request.stop_sequences or None,
             "user": request.metadata.user_id if request.metadata else request.user,
         }

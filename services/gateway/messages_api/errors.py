@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from shared.errors import (
     CapacityError,
@@ -33,13 +34,30 @@ _TYPES: tuple[tuple[type[ThermoclineError], ErrorType], ...] = (
 )
 
 
+PUBLISHED_CODES = (
+    "thread_not_found", "thread_unsupported_request", "request_body_encoding_invalid",
+    "request_body_encoding_unsupported", "request_body_too_large_after_decoding",
+)  # fmt: skip
+"""Codes of ours that are Anthropic's own, by which its clients decide what to do next."""
+
+
+class MessagesErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Anthropic's place for a code."""
+
+    error_code: str
+
+
 class MessagesErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """An error. ``code`` and ``param`` are extensions, with the same values as in OpenAI's shape."""
+    """An error. ``code`` and ``param`` are extensions, with the same values as in OpenAI's shape.
+
+    ``details`` repeats a code that is Anthropic's own.
+    """
 
     type: ErrorType
     message: str
     code: str | None = None
     param: str | None = None
+    details: MessagesErrorDetails | UnsetType = UNSET
 
 
 class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,5 +85,8 @@ def error_status(error: ThermoclineError) -> int:
 
 def messages_error_body(error: ThermoclineError, request_id: str | None = None) -> bytes:
     """Return the JSON body for ``error``; also the data of the event ``error`` in a stream."""
-    detail = MessagesErrorDetail(type=error_type(error), message=error.message, code=error.code, param=error.param)
+    details = MessagesErrorDetails(error_code=error.code) if error.code in PUBLISHED_CODES else UNSET
+    detail = MessagesErrorDetail(
+        type=error_type(error), message=error.message, code=error.code, param=error.param, details=details
+    )
     return msgspec.json.encode(MessagesError(error=detail, request_id=request_id))

@@ -104,6 +104,13 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
 
+class MessageThread(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the conversation is kept under the answer's id, and which kept one it continues."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(ChatFields, frozen=True, kw_only=True):
     """The fields that make up the prompt, and those of a chat, which are checked."""
 
@@ -132,11 +139,12 @@ class CountTokensRequest(ChatFields, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
-    """A conversation to continue."""
+    """A conversation to continue; with ``max_tokens`` 0, one whose prompt is only to be cached."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Annotated[int, Meta(ge=0)]
     stop_sequences: StopStrings | None = None
     metadata: Metadata | None = None
+    thread: MessageThread | None = None
 
 
 REFUSED_FIELDS = ("container", "mcp_servers", "thread", "compaction", "fallbacks", "logprobs", "top_logprobs")

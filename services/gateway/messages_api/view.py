@@ -72,13 +72,14 @@ class MessagesView:
         hides_thinking: bool = False,
         said: SaidArguments | None = None,
     ) -> None:
-        """``max_tokens`` is the number asked for, for which the context may not have had room.
+        """``max_tokens`` is the number asked for, for which the context may not have had room; 0 hides the one token.
 
         Blocks of reasoning are empty if ``hides_thinking``. ``said`` remembers the texts of calls' arguments.
         """
         self._generation = generation
         self._id = answer_id
         self._model = model
+        self._hides_output = max_tokens == 0
         self._is_clipped = generation.choices[0].request.sampling.max_tokens < max_tokens
         self._hides_thinking = hides_thinking
         self._said = said
@@ -98,7 +99,7 @@ class MessagesView:
     def closing(self) -> list[bytes]:
         """Return ``message_delta`` with the reason for the end and the final usage, and ``message_stop``."""
         assert self._stop is not None
-        usage = messages_usage(self._generation)
+        usage = messages_usage(self._generation, count_output=not self._hides_output)
         return [_event(MessageDelta(delta=self._stop, usage=usage)), _event(MessageStop())]
 
     def failed(self, error: ThermoclineError) -> bytes:
@@ -107,11 +108,25 @@ class MessagesView:
 
     def whole(self) -> bytes:
         """Return the answer as one JSON body, after its end."""
+        self._finish()
+        blocks = [self._written(block, hides_thinking=self._hides_thinking) for block in self._list.blocks]
+        return msgspec.json.encode(self._response(blocks, self._stop))
+
+    def reply(self) -> list[OutputBlock]:
+        """Return the answer's blocks, hidden reasoning included, after its end."""
+        self._finish()
+        return [self._written(block, hides_thinking=False) for block in self._list.blocks]
+
+    def _finish(self) -> None:
         choice = self._generation.choices[0]
-        self._take(choice, choice.assembly.take())
-        return msgspec.json.encode(self._response([self._written(b) for b in self._list.blocks], self._stop))
+        if self._stop is None:  # It is not streamed.
+            self._take(choice, choice.assembly.take())
 
     def _take(self, choice: Choice, delta: Delta) -> list[Change]:
+        if self._hides_output:
+            if delta.finish is not None:
+                self._stop = StopDelta(stop_reason="max_tokens", stop_sequence=None)
+            return []
         changes = self._list.take(choice.reply.read(delta))
         if delta.finish is not None:
             changes += self._list.end()
@@ -126,10 +141,10 @@ class MessagesView:
         sequence = None
         if delta.finish == "length":
             reason = "model_context_window_exceeded" if self._is_clipped else "max_tokens"
+        elif isinstance(delta.stop_match, str):  # It may have cut off a call, which must not be run then.
+            reason, sequence = "stop_sequence", delta.stop_match
         elif self._list.has_calls:
             reason = "tool_use"
-        elif isinstance(delta.stop_match, str):
-            reason, sequence = "stop_sequence", delta.stop_match
         return StopDelta(stop_reason=reason, stop_sequence=sequence)
 
     def _events(self, change: Change) -> bytes:
@@ -149,11 +164,11 @@ class MessagesView:
             return b""
         return _event(BlockDelta(index=block.index, delta=ThinkingDelta(thinking=change.text)))
 
-    def _written(self, block: Block) -> OutputBlock:
+    def _written(self, block: Block, *, hides_thinking: bool) -> OutputBlock:
         if block.kind == "text":
             return TextBlock(text=block.text)
         if block.kind == "reasoning":
-            return ThinkingBlock(thinking="" if self._hides_thinking else block.text, signature=SIGNATURE)
+            return ThinkingBlock(thinking="" if hides_thinking else block.text, signature=SIGNATURE)
         return ToolUseBlock(id=block.call_id, name=block.name, input=_input(block.text))
 
     def _response(self, content: list[OutputBlock], stop: StopDelta | None) -> MessagesResponse:
@@ -163,13 +178,13 @@ class MessagesView:
             content=content,
             stop_reason=stop.stop_reason if stop else None,
             stop_sequence=stop.stop_sequence if stop else None,
-            usage=messages_usage(self._generation),
+            usage=messages_usage(self._generation, count_output=not self._hides_output),
         )
 
 
-def messages_usage(generation: Generation) -> MessagesUsage:
+def messages_usage(generation: Generation, *, count_output: bool = True) -> MessagesUsage:
     """Return the tokens so far, in Anthropic's parts."""
-    report = usage_report(generation)
+    report = usage_report(generation, count_output=count_output)
     found = report.prompt_tokens_details
     cached = found.cached_tokens
     created, creation = _created(generation.choices[0].request.cache.leases, cached, found.cache_write_tokens)

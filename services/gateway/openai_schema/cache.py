@@ -14,16 +14,17 @@ from services.gateway.openai_schema.chat import ChatMessage
 from services.gateway.openai_schema.errors import ErrorDetail
 from services.gateway.openai_schema.models import Shortfall
 from services.gateway.openai_schema.usage import PromptTokensDetails
+from shared.text_patterns import END
 
 MAX_PREWARMED = 64
 MAX_TTL_S = 366 * 86_400
 MAX_LISTED = 1024
 
 Tier = Literal["device", "host", "disk", "remote"]
-Namespace = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Namespace = Annotated[str, Meta(pattern=rf"^[0-9a-f]{{32}}{END}")]
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
-TenantName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-PinName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+TenantName = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9_-]{{1,64}}{END}")]
+PinName = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9_-]{{1,64}}{END}")]
 
 
 class PromptSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

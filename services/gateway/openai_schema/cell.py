@@ -69,10 +69,31 @@ class CellTenant(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
 
 
+class CellKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels that the cell's KV is computed with: their numerics ``epoch``, and the ``release`` that has them.
+
+    ``files`` is the fingerprint of the model, whatever kernels compute it.
+    """
+
+    files: str
+    epoch: int
+    release: str = ""
+
+
+class CellReplacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that gets the name of another once every worker has it, or that did not because of ``faults``."""
+
+    digest: str
+    workers: list[str] = []
+    faults: dict[str, str] = {}
+    room_waits: dict[str, str] = {}
+
+
 class CellAdapter(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA adapter that requests may ask for: the ``workers`` that have it, and why others could not load it.
 
-    ``requests`` wait or run with it, under any of its names.
+    ``requests`` wait or run with it, under any of its names. ``room_waits`` are workers that load it when an unloaded
+    adapter has ended its last request, and which adapter that is.
     """
 
     name: str
@@ -81,6 +102,8 @@ class CellAdapter(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[str]
     faults: dict[str, str]
     requests: int
+    room_waits: dict[str, str] = {}
+    replacement: CellReplacement | None = None
 
 
 class CellFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +136,8 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``age_ms`` is the time since this gateway received it, in milliseconds; 0 where it was requested. ``tenants`` are
     those of this gateway's file and ``other``; none without a file. ``degraded`` lists configured features that
-    processes lack. ``models`` are the names that this gateway serves, the base model first.
+    processes lack. ``models`` are the names that this gateway serves, the base model first. ``now_ms`` is Unix time in
+    milliseconds by this gateway's clock, which dates its requests.
     """
 
     object: str = "cell"
@@ -122,6 +146,7 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     seq: int
     model: str
+    kernels: CellKernels | None = None
     page_size: int
     queued: int
     running: int
@@ -155,6 +180,7 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     budgets: list[CellBudget] = []
     adapters: list[CellAdapter] = []
     models: list[str] = []
+    now_ms: int = 0
     chunk_tokens: int = 0
     flows: list[CellFlow] = []
     savings: CellSavings | None = None

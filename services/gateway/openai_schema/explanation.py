@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from services.gateway.openai_schema.usage import ImportanceReport
-from shared.messages.explanations import PointKind, Reason, Source
+from shared.messages.explanations import CostName, PointKind, Reason, Source, WayName
 
 PartName = Literal["accept", "broker", "queue", "deferral", "prefetch_wait", "load", "restore", "compute", "deliver"]
 Part = Literal["message", "tools", "template", "generation_prompt"]
@@ -47,6 +47,27 @@ class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     reason: Reason | None = None
     detail: str | None = None
+
+
+class WayPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a way's predicted time, and the bytes that it reads.
+
+    ``took_ms`` is how long computation waited for it, where that was reported.
+    """
+
+    name: CostName
+    ms: float
+    bytes: int | None = None
+    took_ms: float | None = None
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to restore the prefix that was compared with others. ``parts`` add up to ``ms``, the predicted time."""
+
+    way: WayName
+    taken: bool
+    ms: float
+    parts: list[WayPart]
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +144,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     total_ms: float | None
     parts: list[TimePart]
     prompt: list[PromptPart]
+    ways: list[Way] = []
     importance: ImportanceReport | None = None
     divergence: Divergence | None = None
 

@@ -72,11 +72,13 @@ class ServingPool(msgspec.Struct, frozen=True, kw_only=True):
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """The devices and pools that serve requests.
 
-    A request may have ``context_tokens``: ``model_context_tokens``, or the size of a device pool where that is less.
+    ``dtype`` is the type in which the model computes, ``kv_dtype`` that of K and V in pages. A request may have
+    ``context_tokens``: ``model_context_tokens``, or the size of a device pool where that is less.
     """
 
     devices: list[ServingDevice]
     dtype: str
+    kv_dtype: str = ""
     context_tokens: int
     model_context_tokens: int
     page_size: int
@@ -87,11 +89,14 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The health of a gateway. ``status`` is ``live``, ``ready``, ``degraded`` or ``not_ready``.
 
-    ``degraded``: requests are answered, and a configured feature is missing. ``error`` and ``reasons`` are present when
-    ``status`` is ``not_ready``, ``serving`` when requests are answered.
+    Readiness has the name of the cell (``--cell``, "" without one) and of its ``model``. ``degraded``: requests are
+    answered, and a configured feature is missing. ``error`` and ``reasons`` are present when ``status`` is
+    ``not_ready``, ``serving`` when requests are answered.
     """
 
     status: str
+    cell: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
     degraded: list[Shortfall] | UnsetType = UNSET
     reasons: list[str] | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET

@@ -48,8 +48,10 @@ def allowed_types(schema: object, root: Mapping[str, Any], steps: int = _MOST_ST
     if not isinstance(schema, Mapping) or steps == 0:
         return JSON_TYPES
     types = JSON_TYPES
-    declared = schema.get("type", [])
-    if names := frozenset([declared] if isinstance(declared, str) else declared) & JSON_TYPES:
+    declared = schema.get("type")
+    told = declared if isinstance(declared, list) else [declared]
+    # Nothing has checked a schema that binds no answer, and what is no type restricts nothing.
+    if names := frozenset(name for name in told if isinstance(name, str)) & JSON_TYPES:
         types &= names | ({"integer"} if "number" in names else frozenset())
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from services.gateway.admission import refuse, unserved_content, unsupported
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest, ContentPart
@@ -13,10 +15,13 @@ from services.gateway.responses.schema import (
     REFUSED_FIELDS,
     InputTokensRequest,
     ResponsesRequest,
+    TextFormat,
     TextOptions,
 )
+from services.gateway.responses.tools import chat_choice, chat_tools, flat_name
 from services.gateway.shared_fields import check_shared, shared_fields
 from shared.errors import InvalidRequest
+from shared.messages.requests import MAX_GRAMMAR_BYTES
 
 RENAMES = (
     ("response_format.json_schema", "text.format"),
@@ -32,6 +37,9 @@ RENAMES = (
 
 LOGPROBS = "message.output_text.logprobs"
 
+REFERENCE = "item_reference"
+"""Type of an item that only names one of an earlier response."""
+
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -43,11 +51,36 @@ def check_responses(request: InputTokensRequest) -> None:
         raise unsupported("truncation", "only 'disabled' is served: the conversation is used as it is sent")
 
 
-def own_items(request: InputTokensRequest) -> list[Item]:
-    """Return the request's input as items with a type. Raises InvalidRequest."""
+def references(request: InputTokensRequest) -> list[str]:
+    """Return the ids by which the request's input refers to items of earlier responses."""
+    items = () if isinstance(request.input, str) else request.input
+    return [item.id for item in items if item.type == REFERENCE and item.id]
+
+
+def own_items(request: InputTokensRequest, known: Mapping[str, Item]) -> list[Item]:
+    """Return the request's input as items with a type; ``known`` are those that it may refer to, by their ids.
+
+    Raises InvalidRequest.
+    """
     if isinstance(request.input, str):
         return [Item(type="message", role="user", content=[ItemPart(type="input_text", text=request.input)])]
-    return [_typed(item, place) for place, item in enumerate(request.input)]
+    return [
+        _referred(item.id or "", known, place) if item.type == REFERENCE else _typed(item, place)
+        for place, item in enumerate(request.input)
+    ]
+
+
+def _referred(item_id: str, known: Mapping[str, Item], place: int) -> Item:
+    found = known.get(item_id)
+    if found is None:
+        raise InvalidRequest(
+            f"Item with id {item_id[:80]!r} not found: it is another caller's, was not kept, or has expired. Send the "
+            "item itself.",
+            param=f"input[{place}].id",
+            code="item_not_found",
+            status=404,
+        )
+    return found
 
 
 def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier: int = 0) -> ChatRequest:
@@ -67,8 +100,8 @@ def chat_request(request: InputTokensRequest, items: Sequence[Item], *, earlier:
         }
     return ChatRequest(
         messages=messages,
-        tools=[_tool(tool, place) for place, tool in enumerate(request.tools)] if request.tools else None,
-        tool_choice=_tool_choice(request.tool_choice),
+        tools=chat_tools(request.tools) if request.tools else None,
+        tool_choice=chat_choice(request.tool_choice),
         response_format=_format(request.text),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         **shared_fields(request),
@@ -97,6 +130,7 @@ def _typed(item: Item, place: int) -> Item:
         content=_parts(item, f"input[{place}].content"),
         call_id=item.call_id,
         name=item.name,
+        namespace=item.namespace,
         arguments=item.arguments,
         output=item.output if isinstance(item.output, str) else _text_parts(item.output, f"input[{place}].output"),
         summary=_text_parts(item.summary, f"input[{place}].summary"),
@@ -190,34 +224,24 @@ def _call(item: Item) -> dict[str, Any]:
     return {
         "id": item.call_id,
         "type": "function",
-        "function": {"name": item.name, "arguments": item.arguments or "{}"},
+        "function": {"name": flat_name(item.namespace, item.name or ""), "arguments": item.arguments or "{}"},
     }
 
 
-def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        kind = str(tool.get("type"))[:64]
-        raise unsupported(f"tools[{place}].type", f"{kind!r} runs at OpenAI; only function tools are served")
-    if not isinstance(tool.get("name"), str) or not tool["name"]:
-        raise InvalidRequest("a function tool needs a name", param=f"tools[{place}].name")
-    known = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in known if tool.get(name) is not None}}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if not isinstance(choice, dict):
-        return choice
-    match choice:
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-        case _:
-            raise unsupported("tool_choice", "it can be none, auto, required, a function by its name, or allowed_tools")
-
-
 def _format(text: TextOptions | None) -> dict[str, Any] | None:
-    wanted = text.format if text else None
-    if wanted is None or wanted.get("type") != "json_schema":
-        return wanted
-    return {"type": "json_schema", "json_schema": {name: wanted[name] for name in wanted if name != "type"}}
+    if text is None or text.format is None:
+        return None
+    wanted = text.format
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    if len(msgspec.json.encode(wanted.schema)) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"a JSON schema may have at most {MAX_GRAMMAR_BYTES} bytes", param="text.format.schema")
+    told = msgspec.to_builtins(wanted)
+    return {"type": "json_schema", "json_schema": {name: told[name] for name in told if name != "type"}}
+
+
+def repeated_format(text: TextOptions | None) -> TextFormat:
+    """Return the format that a response repeats, with the fields that belong to its type."""
+    if text is None or text.format is None:
+        return TextFormat(type="text")
+    return text.format if text.format.type == "json_schema" else TextFormat(type=text.format.type)

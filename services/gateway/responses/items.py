@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from services.gateway.openai_schema.chat import ChatLogprob
 
@@ -25,8 +26,8 @@ class ItemPart(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 class Item(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One item of a conversation.
 
-    Its ``type`` is ``message`` (also without a type), ``function_call``, ``function_call_output`` or ``reasoning``. Ids
-    are ignored.
+    Its ``type`` is ``message`` (also without a type), ``function_call``, ``function_call_output`` or ``reasoning``; or
+    ``item_reference``, which stands for the item of an earlier response that has its ``id``. Other ids are ignored.
     """
 
     type: str | None = None
@@ -35,6 +36,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     content: str | list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
@@ -65,12 +67,13 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    """A call of a function; ``arguments`` is JSON text as the model wrote it."""
+    """A call of a function, of a namespace or of none; ``arguments`` is JSON text as the model wrote it."""
 
     id: str
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
 
 

@@ -1,33 +1,34 @@
 """Responses that are kept in the cell, so that any of its gateways can continue them.
 
 An entry holds the whole conversation, so that continuing it takes one read, and its lifetime begins with its own
-answer. Its name contains its owner, which is the caller's tenant, and the digest of the request's salt: other callers'
-names do not lead to it.
+answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from services.gateway import metrics
 from services.gateway.accounts import Account
+from services.gateway.kept_entries import KeptEntries
 from services.gateway.prompt_weight import MESSAGE_CHARACTERS
-from services.gateway.responses.ids import is_response_id, suffix_of
+from services.gateway.responses.ids import is_response_id, response_of, suffix_of
 from services.gateway.responses.items import Item
 from services.gateway.responses.schema import ResponseObject
-from shared import logs
-from shared.bus.protocol import Bus
-from shared.errors import InvalidRequest, NotFound, PayloadTooLarge, ThermoclineError, TransportError
+from shared.errors import InvalidRequest, NotFound, TransportError
 from shared.undecodable import UNDECODABLE
 
 T = TypeVar("T")
 
-_log = logs.get_logger("gateway.responses")
+MOST_READ = 16
+"""Most responses that are read for one request's references. The last one of a conversation has all items before it."""
+
+
+REPEATED_HEADER = "x-thermocline-repeated"
+"""Header of a request that another gateway may have carried out already, and was lost before it answered."""
 
 
 class KeptResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,31 +60,24 @@ class Run(Protocol):
 
 
 class KeptResponses:
-    """The kept responses of the cell. Each call is one round trip to the broker."""
+    """The kept responses of the cell."""
 
-    def __init__(self, bus: Bus, run: Run) -> None:
-        """Keep responses over ``bus``; ``run`` does the encoding and decoding."""
-        self._bus = bus
+    def __init__(self, entries: KeptEntries, run: Run) -> None:
+        """Keep responses as ``entries``; ``run`` does the encoding and decoding."""
+        self._entries = entries
         self._run = run
 
     async def keep(self, account: Account, salt: str | None, response: ResponseObject, items: list[Item]) -> bool:
         """Keep a response; return False if it is too large, or the broker does not answer."""
         data = await self._run(partial(_entry, response, items), _items_weight(items))
-        try:
-            await self._bus.keep(_name(account, salt, response.id), data)
-        except ThermoclineError as error:
-            reason = "too_large" if isinstance(error, PayloadTooLarge) else "unavailable"
-            metrics.RESPONSES_NOT_KEPT.labels(reason).inc()
-            _log.warning("response_not_kept", response_id=response.id, reason=error.message)
-            return False
-        return True
+        return await self._entries.keep(account, salt, response.id, data)
 
     async def find(self, account: Account, salt: str | None, response_id: str) -> KeptResponse:
         """Return the kept response.
 
         Raises NotFound, Unavailable, and TransportError for an entry that cannot be read.
         """
-        data = await self._bus.kept(_name(account, salt, response_id))
+        data = await self._entries.read(account, salt, response_id) if is_response_id(response_id) else None
         if data is None:
             raise _absent(response_id)
         try:
@@ -96,23 +90,40 @@ class KeptResponses:
         try:
             return await self.find(account, salt, response_id)
         except NotFound as error:
-            absent = InvalidRequest(
+            raise InvalidRequest(
                 f"Previous response with id {response_id[:64]!r} not found: it is another caller's, was not kept, or "
                 "has expired.",
                 param="previous_response_id",
                 code="previous_response_not_found",
-            )
-            absent.status = 404
-            raise absent from error
+                status=404,
+            ) from error
+
+    async def find_items(
+        self, account: Account, salt: str | None, ids: Sequence[str], known: Sequence[Item] = ()
+    ) -> tuple[dict[str, Item], int]:
+        """Return items by their ids, as far as they are kept, and the cost of what was read, in characters.
+
+        ``known`` are items that were read already. Raises Unavailable and TransportError.
+        """
+        found = {item.id: item for item in known if item.id}
+        asked, weight = set[str](), 0
+        for item_id in reversed(ids):
+            response_id = response_of(item_id)
+            if item_id in found or not response_id or response_id in asked or len(asked) == MOST_READ:
+                continue
+            asked.add(response_id)
+            try:
+                kept = await self.find(account, salt, response_id)
+            except NotFound:
+                continue
+            weight += kept.weight
+            found |= {item.id: item for item in await self._run(kept.conversation, kept.weight) if item.id}
+        return found, weight
 
     async def erase(self, account: Account, salt: str | None, response_id: str) -> None:
         """Erase a response. Raises NotFound, Unavailable."""
-        if not await self._bus.forget(_name(account, salt, response_id)):
+        if not (is_response_id(response_id) and await self._entries.erase(account, salt, response_id)):
             raise _absent(response_id)
-
-    async def erase_all(self, account: Account | None, salt: str | None) -> int:
-        """Erase all responses of a caller, of a salt, or of both; return how many there were. Raises Unavailable."""
-        return await self._bus.forget(f"{_owner(account) if account else '*'}.{_digest(salt) if salt else '*'}.*")
 
 
 def _entry(response: ResponseObject, items: list[Item]) -> bytes:
@@ -126,29 +137,13 @@ def _items_weight(items: Sequence[Item]) -> int:
 
 
 def _identified(items: list[Item], response_id: str) -> list[Item]:
-    """Return ``items`` with an id and a status each, for listing."""
-    suffix = suffix_of(response_id)
-    return [
-        msgspec.structs.replace(item, id=item.id or f"item_{suffix}{place}", status=item.status or "completed")
-        for place, item in enumerate(items)
-    ]
+    """Return ``items`` with an id of its own and a status each, for listing."""
+    suffix, named = suffix_of(response_id), dict[str, Item]()
+    for place, item in enumerate(items):
+        name = item.id if item.id and item.id not in named else f"item_{suffix}{place}"
+        named[name] = msgspec.structs.replace(item, id=name, status=item.status or "completed")
+    return list(named.values())
 
 
 def _absent(response_id: str) -> NotFound:
     return NotFound(f"Response with id {response_id[:64]!r} not found.", param="response_id", code="response_not_found")
-
-
-def _name(account: Account, salt: str | None, response_id: str) -> str:
-    """Return the entry's name. Raises NotFound for an id of another form, which may contain anything."""
-    if not is_response_id(response_id):
-        raise _absent(response_id)
-    return f"{_owner(account)}.{_digest(salt or '')}.{response_id}"
-
-
-def _owner(account: Account) -> str:
-    # With its salt: a tenant whose salt was changed loses its earlier responses, as it loses its cache.
-    return _digest(f"{account.name}\0{account.tenant.salt}")
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from services.gateway.openai_schema.chat import ChatLogprob
 from services.gateway.replies.blocks import Block
 from services.gateway.responses.ids import suffix_of
@@ -14,6 +16,7 @@ from services.gateway.responses.items import (
     ReasoningItem,
     ReasoningText,
 )
+from services.gateway.responses.tools import Names
 
 _PREFIX = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
@@ -21,14 +24,19 @@ _PREFIX = {"text": "msg", "reasoning": "rs", "call": "fc"}
 class ItemWriter:
     """A writer of one response's items."""
 
-    def __init__(self, response_id: str) -> None:
-        """Take the unique part of ``response_id`` for the ids of the items."""
+    def __init__(self, response_id: str, names: Names) -> None:
+        """Take the unique part of ``response_id`` for the ids of the items; ``names`` are those in namespaces."""
         self._suffix = suffix_of(response_id)
+        self._names = names
         self._logprobs: dict[int, list[ChatLogprob]] = {}
 
     def id_of(self, block: Block) -> str:
         """Return the item's id: a prefix by kind, the response's unique part, and the block's index."""
         return f"{_PREFIX[block.kind]}_{self._suffix}{block.index}"
+
+    def name_of(self, block: Block) -> str:
+        """Return the name of the called function, without that of its namespace."""
+        return self._names[block.name][1] if block.name in self._names else block.name
 
     def note_logprobs(self, block: Block, told: list[ChatLogprob]) -> None:
         """Keep logprobs sent with a part of a text, for the whole of it."""
@@ -66,5 +74,10 @@ class ItemWriter:
 
     def _call(self, block: Block, arguments: str, status: ItemStatus) -> FunctionCallItem:
         return FunctionCallItem(
-            id=self.id_of(block), status=status, call_id=block.call_id, name=block.name, arguments=arguments
+            id=self.id_of(block),
+            status=status,
+            call_id=block.call_id,
+            name=self.name_of(block),
+            namespace=self._names[block.name][0] if block.name in self._names else UNSET,
+            arguments=arguments,
         )

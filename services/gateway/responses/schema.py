@@ -21,6 +21,9 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)]
 
 
+Word = Annotated[str, Meta(max_length=64)]
+
+
 class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of reasoning.
 
@@ -28,18 +31,28 @@ class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
     is accepted and ignored.
     """
 
-    effort: str | None = None
-    summary: str | None = None
+    effort: Word | None = None
+    summary: Word | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The form of a text, by its type: ``text``, ``json_object`` or ``json_schema``, to which the other fields belong.
+
+    The response repeats it and is kept with it, so other fields are dropped.
+    """
+
+    type: Word
+    name: Word | None = None
+    description: Annotated[str, Meta(max_length=4096)] | None = None
+    schema: dict[str, Any] | None = None  # As long as a grammar may be.
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the text.
+    """The form of the text. ``verbosity`` is accepted and ignored."""
 
-    ``format`` is ``{"type": "text"}``, ``json_object`` or ``json_schema``. ``verbosity`` is accepted and ignored.
-    """
-
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    format: TextFormat | None = None
+    verbosity: Word | None = None
 
 
 class InputTokensRequest(ChatFields, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from services.gateway.responses.schema import (
     ResponseObject,
     ResponseUsage,
 )
+from services.gateway.responses.tools import Names
 from services.gateway.token_text import TokenTexts
 from services.gateway.views.logprobs import chat_logprobs
 from services.gateway.views.usage import usage_report
@@ -43,12 +44,13 @@ class ResponsesView:
         *,
         logprobs: int | None,
         texts: TokenTexts,
+        names: Names | None = None,
         now_ns: Callable[[], int],
     ) -> None:
         """``response`` is in progress and has no output yet.
 
-        ``logprobs`` is the number of alternatives for each token, None if none were asked for. ``now_ns`` is the wall
-        clock.
+        ``logprobs`` is the number of alternatives for each token, None if none were asked for. ``names`` are those of
+        functions in namespaces. ``now_ns`` is the wall clock.
         """
         self._generation = generation
         self.response = response
@@ -56,7 +58,7 @@ class ResponsesView:
         self._texts = texts
         self._now_ns = now_ns
         self._list = BlockList()
-        self._items = ItemWriter(response.id)
+        self._items = ItemWriter(response.id, names or {})
         self._logprobs: list[ChatLogprob] = []
         self._number = 0
         self.explanation: Explanation | None = None
@@ -147,7 +149,7 @@ class ResponsesView:
         block = change.block
         text = block.text
         if block.kind == "call":
-            data = self._event(events.ArgumentsDone, **at, name=block.name, arguments=text)
+            data = self._event(events.ArgumentsDone, **at, name=self._items.name_of(block), arguments=text)
         elif block.kind == "reasoning":
             data = self._event(events.ReasoningTextDone, **at, text=text)
         else:

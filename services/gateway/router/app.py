@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from starlette.datastructures import Headers
@@ -17,21 +17,24 @@ from services.gateway.router.metrics import OWN_FAMILIES
 from services.gateway.router.model_list import model_list
 from services.gateway.router.parts import Router
 from services.gateway.router.paths import forwarded_methods
-from services.gateway.router.relay import StreamLost
+from services.gateway.router.relay import StreamEnded
+from services.gateway.router.upstream import Header
 from services.gateway.router.views import cells_view, health_view
 from services.gateway.routes.operations import METRICS_PATH, METRICS_TYPE, package_version
 from shared import logs
-from shared.errors import InternalError, InvalidRequest, NotFound, RequestCancelled, ThermoclineError
+from shared.errors import InternalError, InvalidRequest, NotFound, RequestCancelled, ThermoclineError, Unavailable
 from shared.ids import new_id
 from shared.metrics import render
 
-JSON = b"application/json"
+TYPE: Header = (b"content-type", b"application/json")
 MODELS = "/v1/models"
 READY = ("/health", "/health/ready")
 
 _log = logs.get_logger("router.http")
 
-Answer = tuple[int, bytes, bytes]  # Status, content type, body.
+ID = b"x-request-id"
+
+Answer = tuple[int, list[Header], bytes]  # Status, headers, body.
 Page = Callable[[Headers], Awaitable[Answer]]
 
 
@@ -63,9 +66,9 @@ class RouterApp:
             await send(message)
 
         try:
-            await self._answer(scope, receive, send_noted)
+            await self._answer(scope, receive, send_noted, request_id)
             return
-        except (RequestCancelled, StreamLost) as error:
+        except (RequestCancelled, StreamEnded) as error:
             _log.info("answer_ended", code=error.code, reason=error.message)
             failure: ThermoclineError = error
         except ThermoclineError as error:
@@ -78,7 +81,7 @@ class RouterApp:
         else:
             await _send_error(scope["path"], send, failure, request_id)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         path, method = scope["path"], scope["method"]
         forwarded = forwarded_methods(path)
         if forwarded:
@@ -88,59 +91,78 @@ class RouterApp:
         headers = Headers(scope=scope)
         if path == MODELS or path.startswith(MODELS + "/"):
             _allow(method, path, "GET")
-            status, content_type, body = await model_list(self._router, path, scope["headers"])
+            answer = await model_list(self._router, scope)
         elif path in self._pages:
             _allow(method, path, "GET", "HEAD")
-            status, content_type, body = await self._pages[path](headers)
+            answer = await self._pages[path](headers)
         else:
             raise NotFound(f"Unknown route: {method} {path}; the cells' gateways may have it", code="unknown_route")
-        await _send_whole(send, status, content_type, b"" if method == "HEAD" else body)
+        await _send_whole(send, answer, request_id, has_body=method != "HEAD")
 
     async def _live(self, headers: Headers) -> Answer:
-        return 200, JSON, b'{"status":"live"}'
+        return _json(b'{"status":"live"}')
 
     async def _ready(self, headers: Headers) -> Answer:
         health = health_view(self._router)
-        return (503 if health.status == "not_ready" else 200), JSON, msgspec.json.encode(health)
+        body = msgspec.json.encode(health)
+        if health.status != "not_ready":
+            return _json(body)
+        return 503, [TYPE, *_raw(error_headers(Unavailable("")))], body
 
     async def _version(self, headers: Headers) -> Answer:
-        return 200, JSON, msgspec.json.encode(Version(version=package_version()))
+        return _json(msgspec.json.encode(Version(version=package_version())))
 
     async def _cells(self, headers: Headers) -> Answer:
         check_admin(headers, self._router.config.admin_key)
-        return 200, JSON, msgspec.json.encode(cells_view(self._router))
+        return _json(msgspec.json.encode(cells_view(self._router)))
 
     async def _metrics(self, headers: Headers) -> Answer:
         if self._router.config.api_metrics == "closed":
             raise NotFound("Unknown route: GET /metrics", code="unknown_route")
         if self._router.config.api_metrics == "admin":
             check_admin(headers, self._router.config.admin_key)
-        return 200, METRICS_TYPE.encode(), render(*OWN_FAMILIES)
+        return 200, [(b"content-type", METRICS_TYPE.encode())], render(*OWN_FAMILIES)
+
+
+class _NotAllowed(InvalidRequest):
+    """A path without this method (405); ``allowed`` are those that it has."""
+
+    code, status = "method_not_allowed", 405
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{method} is not allowed for {path}")
+        self.allowed = allowed
 
 
 def _allow(method: str, path: str, *allowed: str) -> None:
     if method not in allowed:
-        error = InvalidRequest(f"{method} is not allowed for {path}", code="method_not_allowed")
-        error.status = 405
-        raise error
+        raise _NotAllowed(method, path, allowed)
 
 
-async def _send_whole(send: Send, status: int, content_type: bytes, body: bytes) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+def _json(body: bytes) -> Answer:
+    return 200, [TYPE], body
+
+
+def _raw(headers: Mapping[str, str]) -> list[Header]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+async def _send_whole(send: Send, answer: Answer, request_id: str, *, has_body: bool = True) -> None:
+    """Send an answer with its length, under the router's id unless it has a gateway's."""
+    status, headers, body = answer
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    if not any(name == ID for name, _ in headers):
+        headers.append((ID, request_id.encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body if has_body else b""})
 
 
 async def _send_error(path: str, send: Send, error: ThermoclineError, request_id: str) -> None:
     status, body = error_answer(error, path, request_id)
-    headers = [
-        (b"content-type", JSON),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", request_id.encode()),
-        *((name.encode(), value.encode()) for name, value in error_headers(error).items()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    headers = [TYPE, *_raw(error_headers(error))]
+    if isinstance(error, _NotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
+    await _send_whole(send, (status, headers, body), request_id)
 
 
 def _drop(scope: Scope, error: ThermoclineError) -> None:
@@ -149,6 +171,6 @@ def _drop(scope: Scope, error: ThermoclineError) -> None:
     A stream whose last event is its error was ended in order, and is not aborted.
     """
     abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
-    was_told = isinstance(error, StreamLost) and error.was_told
+    was_told = isinstance(error, StreamEnded) and error.was_told
     if abort is not None and not was_told:
         abort()

@@ -8,6 +8,7 @@ import socket
 import ssl
 
 from services.gateway.cross_origin import cross_origin
+from services.gateway.host_names import only_own_names
 from services.gateway.http_server import HttpServer, bind, make_server, raise_file_limit
 from services.gateway.pending import Slots
 from services.gateway.router.app import RouterApp
@@ -45,29 +46,38 @@ async def run(config: RouterConfig, life: Lifecycle) -> None:
     try:
         tls = config.server_tls()
         router = compose(config)
+        feed = Feed(router)
         serve_metrics(config.metrics_port, config.metrics_host)
-        # A cell that is away at the start must not be chosen for the first requests.
-        await asyncio.gather(
-            *(ask(router, cell, gateway) for cell, gateways in router.gateways.items() for gateway in gateways)
-        )
-        for cell, gateways in router.gateways.items():
-            for gateway in gateways:
-                if gateway.error:
-                    _log.warning("gateway_is_away", cell=cell, gateway=gateway.url, reason=gateway.error)
-        await _serve(
-            router,
-            make_server(cross_origin(RouterApp(router), config.cors_origins), config.connections(), tls),
-            sock,
-            life,
-        )
+        try:
+            await feed.begin()
+            await _ask_all(router)
+            app = cross_origin(RouterApp(router), config.cors_origins)
+            # Whether the cells ask for keys is theirs to know.
+            app = only_own_names(app, config.host, config.cors_origins)
+            server = make_server(app, config.connections(), tls)
+            await _serve(router, feed, server, sock, life)
+        finally:
+            await feed.close()
+            for gateways in router.gateways.values():
+                for gateway in gateways:
+                    gateway.close()
     finally:
         sock.close()
 
 
-async def _serve(router: Router, server: HttpServer, sock: socket.socket, life: Lifecycle) -> None:
+async def _ask_all(router: Router) -> None:
+    """Check all gateways once: a cell that is away at the start must not be chosen for the first requests."""
+    pairs = [(cell, gateway) for cell, gateways in router.gateways.items() for gateway in gateways]
+    await asyncio.gather(*(ask(router, cell, gateway) for cell, gateway in pairs))
+    for cell, gateway in pairs:
+        if gateway.error:
+            _log.warning("gateway_is_away", cell=cell, gateway=gateway.url, reason=gateway.error)
+
+
+async def _serve(router: Router, feed: Feed, server: HttpServer, sock: socket.socket, life: Lifecycle) -> None:
     tasks = [
         asyncio.create_task(watch_gateways(router), name="health"),
-        asyncio.create_task(Feed(router).run(), name="feed"),
+        asyncio.create_task(feed.run(), name="feed"),
         asyncio.create_task(server.serve(sockets=[sock]), name="http"),
     ]
     host, port = sock.getsockname()[:2]
@@ -79,14 +89,12 @@ async def _serve(router: Router, server: HttpServer, sock: socket.socket, life: 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(router.config.grace_ms / 1000):
                 await router.slots.idle.wait()
+        router.end_all()
     finally:
         server.should_exit = True
         for task in tasks[:2]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for gateways in router.gateways.values():
-            for gateway in gateways:
-                gateway.close()
 
 
 def _client_tls(config: RouterConfig) -> ssl.SSLContext | None:

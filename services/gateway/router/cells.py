@@ -22,7 +22,7 @@ STALE_S = 5.0
 """After so long without a report of load from any gateway of a cell, only the router's own requests count."""
 
 FORGET_S = 60.0
-"""After so long without a report of heads, a gateway's heads are forgotten."""
+"""After so long without a report, a gateway and its heads are forgotten."""
 
 OWN_S = 30.0
 """How long a head sent to a cell that reports its heads counts as held before the cell reports it."""
@@ -48,6 +48,7 @@ class Feed:
     number: int = -1
     asked_tokens: int | None = None
     heads_s: float = 0.0
+    load_s: float = 0.0
     wants_whole: bool = True
 
 
@@ -56,11 +57,12 @@ class CellState:
     """The state of one cell.
 
     ``own`` are this router's requests in progress there; ``others`` were in progress besides at the last report of
-    load.
+    load. ``model`` is the name of its model by the last health check, "" before one tells.
     """
 
     candidate: Candidate
     is_open: bool = True
+    model: str = ""
     own: int = 0
     others: int = 0
     load: CellLoad | None = None
@@ -142,7 +144,7 @@ class Cells:
         more = load.asked_tokens - feed.asked_tokens if feed.asked_tokens is not None else 0
         cell.work.hear(more, load.found_tokens, load.token_bytes)
         cell.candidate.work = cell.work.level
-        feed.asked_tokens = load.asked_tokens
+        feed.asked_tokens, feed.load_s = load.asked_tokens, now_s
         if feed.number != load.heads_number:
             feed.wants_whole = True
 
@@ -181,7 +183,7 @@ class Cells:
             if now_s - cell.load_s > STALE_S:
                 cell.forget_load()
             for gateway, feed in list(cell.feeds.items()):
-                if now_s - feed.heads_s > FORGET_S and now_s - cell.load_s > FORGET_S:
+                if now_s - max(feed.heads_s, feed.load_s) > FORGET_S:
                     del cell.feeds[gateway]
                     self.index.drop((cell.name, gateway))
             if any(not feed.wants_whole for feed in cell.feeds.values()):
@@ -230,7 +232,6 @@ class Cells:
         """Note a request that goes to the chosen cell; its head counts as held there from now on."""
         name = choice.name
         self.by_name[name].begin(head.nbytes - choice.matched)
-        self._mean_bytes += (head.nbytes - self._mean_bytes) * MEAN_OF
         # The deepest first, so that none is forgotten before what lies below it.
         self.index.add((name, OWN), reversed(head.digests), now_s)
         if session:
@@ -239,9 +240,11 @@ class Cells:
             if len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
 
-    def end(self, name: str) -> None:
-        """Note the end of a request that was begun, successful or not."""
+    def end(self, name: str, *, answered_bytes: int = 0) -> None:
+        """Note the end of a request that was begun; ``answered_bytes`` are those of a prompt that was answered."""
         self.by_name[name].change_own(-1)
+        if answered_bytes:
+            self._mean_bytes += (answered_bytes - self._mean_bytes) * MEAN_OF
 
     def models(self) -> dict[str, tuple[str, ...]]:
         """Return the models of each open cell; empty for a cell without a report."""
@@ -275,5 +278,6 @@ class Cells:
 
 
 def _serves(cell: CellState, model: str) -> bool:
-    """Return whether a cell may serve a model; a cell without a report, and a request without a model, fit all."""
-    return not model or cell.load is None or not cell.load.models or model in cell.load.models
+    """Return whether a cell may serve a model; a cell that has told none, and a request without a model, fit all."""
+    told = cell.load.models if cell.load else ()
+    return not model or model in (told or (cell.model or model,))

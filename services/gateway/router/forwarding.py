@@ -13,22 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import xxhash
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.body import Body
 from services.gateway.disconnect import DisconnectWatch
+from services.gateway.error_answers import MESSAGES, is_messages_path
+from services.gateway.keys import KEY_HEADER
 from services.gateway.messages_api.errors import OVERLOADED
 from services.gateway.prompt_heads import Asked, asked_of
 from services.gateway.responses.ids import cell_of
+from services.gateway.responses.kept import REPEATED_HEADER
 from services.gateway.router import metrics
 from services.gateway.router.choice import Choice
 from services.gateway.router.parts import Router
-from services.gateway.router.paths import PROMPTS, RESPONSES, response_id_of
-from services.gateway.router.relay import Relay, StreamLost, forwardable
-from services.gateway.router.upstream import Exchange, Header, Upstream, UpstreamLost
+from services.gateway.router.paths import PROMPTS, RESPONSES, response_id_of, target_of
+from services.gateway.router.relay import Relay, StreamLost, sent_headers
+from services.gateway.router.upstream import Exchange, Header, Unreachable, Upstream, UpstreamLost
 from shared import logs
-from shared.errors import DeadlineExceeded, QueueFull, RequestCancelled, ThermoclineError, Unavailable
+from shared.errors import DeadlineExceeded, NotFound, QueueFull, RequestCancelled, ThermoclineError, Unavailable
+
+_KEYS = (b"authorization", KEY_HEADER.encode())
 
 FULL_CODES = ("queue_full", "too_many_requests")
 """Codes of 429 for which another cell may accept the request."""
@@ -37,7 +43,9 @@ REFUSAL_BYTES = 16 * 1024
 GATEWAYS_OF_A_CELL = 2
 """Most gateways of one cell that are tried before the next cell."""
 
-_DROPPED = (b"host", b"content-length", b"expect", b"accept-encoding")
+_DROPPED = (b"host", b"content-length", b"content-encoding", b"expect", b"accept-encoding")
+REPEATED: Header = (REPEATED_HEADER.encode(), b"1")
+
 _log = logs.get_logger("router.http")
 
 
@@ -59,9 +67,13 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorDetail = msgspec.field(default_factory=_ErrorDetail)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sent:
-    """The request as it is sent to a gateway. ``gone`` is set when its client disconnects."""
+    """The request as it is sent to a gateway.
+
+    ``over`` is set when it is ended before its answer is: its client went, it took too long, or the router shuts down.
+    ``why`` says so.
+    """
 
     method: str
     path: str
@@ -70,15 +82,27 @@ class _Sent:
     body: Body
     asked: Asked
     session: str
-    cell: str  # The cell that keeps the response it refers to, "" if any cell can answer.
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    cell: str  # The cell that keeps the response or thread it refers to, "" if any cell can answer.
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    why: ThermoclineError | None = None
     exchange: Exchange | None = None
 
-    def leave(self) -> None:
-        """End the exchange for a client that disconnected."""
-        self.gone.set()
+    def end(self, why: ThermoclineError) -> None:
+        """End the exchange; the first reason stays."""
+        self.why = self.why or why
+        self.over.set()
         if self.exchange is not None:
             self.exchange.close()
+
+    def repeat(self) -> None:
+        """Note that a gateway was lost that may have done what is asked."""
+        if REPEATED not in self.headers:
+            self.headers.append(REPEATED)
+
+    def check(self) -> None:
+        """Raise what ended the request, if anything has."""
+        if self.why is not None:
+            raise self.why
 
 
 async def forward(router: Router, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,52 +116,68 @@ async def forward(router: Router, scope: Scope, receive: Receive, send: Send) ->
     async with contextlib.AsyncExitStack() as held:
         body = await held.enter_async_context(router.bodies.read(Request(scope, receive)))
         held.enter_context(router.slots.taken())
+        asked = await router.bodies.parsed(body, lambda: _asked(router, body))
         started_s = router.clock()
-        sent = _sent(router, scope, body)
-        watch = DisconnectWatch(receive, sent.leave)
+        sent = _sent(router, scope, body, asked)
+        watch = DisconnectWatch(
+            receive, lambda: sent.end(RequestCancelled("the client went away", code="client_disconnected"))
+        )
+        request_s = config.request_timeout_ms / 1000
+        late = DeadlineExceeded(f"no whole answer within {request_s:g} s", code="request_timeout")
+        timer = asyncio.get_running_loop().call_later(request_s, sent.end, late)
         relay = Relay(
             send,
             idle_s=config.idle_timeout_ms / 1000,
             send_s=config.send_timeout_ms / 1000,
-            is_gone=sent.gone.is_set,
+            why_ended=lambda: sent.why,
             path=sent.path,
         )
+        router.running[sent.end] = None
         try:
-            async with asyncio.timeout(config.request_timeout_ms / 1000):
-                await _try_cells(router, sent, relay, started_s)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"no answer within {config.request_timeout_ms / 1000:g} s") from error
+            await _try_cells(router, sent, relay, started_s)
         finally:
+            del router.running[sent.end]
+            timer.cancel()
             watch.close()
 
 
-def _sent(router: Router, scope: Scope, body: Body) -> _Sent:
+def _asked(router: Router, body: Body) -> Asked:
     with metrics.CHOICE_TIME.time():
-        asked = asked_of(body)
+        return asked_of(body, router.default_model)
+
+
+def _sent(router: Router, scope: Scope, body: Body, asked: Asked) -> _Sent:
     path: str = scope["path"]
-    response_id = response_id_of(path) or (asked.previous if path.startswith(RESPONSES) else "")
+    kept_id = response_id_of(path) or (asked.previous if path.startswith((RESPONSES, MESSAGES)) else "")
     if path not in PROMPTS:
         asked = Asked(model=asked.model)
-    headers = forwardable(scope["headers"])
+    headers = sent_headers(scope)
     wanted = router.config.session_header.lower().encode()
     session = next((value.decode("latin-1") for key, value in headers if key == wanted), "") or asked.session
-    query: bytes = scope.get("query_string", b"")
     return _Sent(
         method=scope["method"],
         path=path,
-        target=path.encode() + (b"?" + query if query else b""),
+        target=target_of(scope),
         headers=[(key, value) for key, value in headers if key not in _DROPPED],
         body=body,
         asked=asked,
-        session=session[:256],
-        cell=cell_of(response_id, router.gateways),
+        session=_own_session(session, headers),
+        cell=cell_of(kept_id, router.gateways),
     )
 
 
-async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float) -> None:
-    """Try one cell after another.
+def _own_session(session: str, headers: list[Header]) -> str:
+    """Return a session's name apart from those of other keys' holders, in 16 digits; "" for none."""
+    if not session:
+        return ""
+    keys = [value for name, value in headers if name in _KEYS]
+    return xxhash.xxh3_64_hexdigest(b"\n".join([*keys, session.encode("utf-8", "surrogatepass")]))
 
-    Raises RequestCancelled, StreamLost, or QueueFull or Unavailable when none accepts the request.
+
+async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float) -> None:
+    """Try one cell after another; only the one that keeps the response to which the request refers, if there is one.
+
+    Raises what ended the request, StreamEnded, or QueueFull or Unavailable when none accepts the request.
     """
     refusals: list[ThermoclineError] = []
     refused = {name for name in router.gateways if name != sent.cell} if sent.cell else set()
@@ -154,9 +194,11 @@ async def _try_cells(router: Router, sent: _Sent, relay: Relay, started_s: float
                 refusals.append(refusal.error)
                 metrics.FALLBACKS.labels(choice.name, refusal.error.code).inc()
                 _log.info("fell_back", cell=choice.name, gateway=gateway.url, reason=refusal.error.message)
+                if isinstance(refusal.error, UpstreamLost) and not isinstance(refusal.error, Unreachable):
+                    sent.repeat()
                 if refusal.is_full or len(refusals) >= router.config.tries:
                     break
-    raise _nobody(refusals)
+    raise _nobody(refusals, sent)
 
 
 async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway: Upstream, started_s: float) -> None:
@@ -167,7 +209,7 @@ async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway:
     metrics.IN_FLIGHT.labels(cell.name).inc()
     outcome = "cancelled"
     try:
-        exchange = sent.exchange = await _head(sent, gateway)
+        exchange = await _head(sent, gateway)
         refusal = await _refusal_of(exchange)
         if refusal is not None:
             outcome = "refused"
@@ -189,7 +231,7 @@ async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway:
             sent.exchange.close()
             sent.exchange = None
         gateway.in_flight -= 1
-        cells.end(cell.name)
+        cells.end(cell.name, answered_bytes=sent.asked.head.nbytes if outcome == "ok" else 0)
         metrics.IN_FLIGHT.labels(cell.name).dec()
         metrics.REQUESTS.labels(cell.name, outcome).inc()
         if outcome == "ok":
@@ -198,24 +240,26 @@ async def _try(router: Router, sent: _Sent, relay: Relay, cell: Choice, gateway:
 
 
 async def _head(sent: _Sent, gateway: Upstream) -> Exchange:
-    """Wait for the head of an answer.
+    """Wait for the head of an answer; the request has its exchange from then on.
 
-    Raises UpstreamLost, also as soon as health checks find the gateway lost, and RequestCancelled when the client
-    disconnects.
+    Raises UpstreamLost, also as soon as health checks find the gateway lost, and what ended the request.
     """
-    asking: asyncio.Task[Any] = asyncio.create_task(gateway.send(sent.method, sent.target, sent.headers, sent.body))
+    sent.check()
+    asking: asyncio.Task[Exchange] = asyncio.create_task(
+        gateway.send(sent.method, sent.target, sent.headers, sent.body)
+    )
     lost: asyncio.Task[Any] = asyncio.create_task(gateway.lost.wait())
-    gone: asyncio.Task[Any] = asyncio.create_task(sent.gone.wait())
+    over: asyncio.Task[Any] = asyncio.create_task(sent.over.wait())
     try:
-        await asyncio.wait({asking, lost, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({asking, lost, over}, return_when=asyncio.FIRST_COMPLETED)
         if asking.done():
-            exchange: Exchange = asking.result()
-            return exchange
-        if gone.done():
-            raise RequestCancelled("the client went away", code="client_disconnected")
+            sent.exchange = asking.result()
+            sent.check()
+            return sent.exchange
+        sent.check()
         raise UpstreamLost(f"{gateway.url} no longer answers")
     finally:
-        for wait in (lost, gone):
+        for wait in (lost, over):
             wait.cancel()
         if not asking.done():
             asking.cancel()
@@ -248,17 +292,25 @@ async def _refusal_of(exchange: Exchange) -> _Refusal | None:
     return _Refusal(error, is_full=is_full)
 
 
-def _nobody(refusals: list[ThermoclineError]) -> ThermoclineError:
-    """Return the client's error when no cell accepts its request: 429 where one is only full, else 503."""
-    if not refusals:
-        error: ThermoclineError = Unavailable("no cell is available", retry_after_ms=1_000, code="no_cell")
+def _nobody(refusals: list[ThermoclineError], sent: _Sent) -> ThermoclineError:
+    """Return the client's error when no cell accepts its request: 429 where one is only full, else 503.
+
+    That the only cell that could is away, because it keeps a response, is no outage of all cells, and has a code of its
+    own. A thread that it keeps is not found: its client sends the whole conversation then, which any cell can answer.
+    """
+    wait_ms = min((refusal.retry_after_ms for refusal in refusals if refusal.retry_after_ms), default=1_000)
+    last = f"; the last error: {refusals[-1].message}" if refusals else ""
+    if any(isinstance(refusal, QueueFull) for refusal in refusals):
+        error: ThermoclineError = QueueFull(f"no cell accepts the request now{last}", retry_after_ms=wait_ms)
+    elif sent.cell and is_messages_path(sent.path):
+        text = f"the cell {sent.cell}, which keeps this thread, does not answer now{last}; send the whole conversation"
+        error = NotFound(text, param="thread.previous_message_id", code="thread_not_found")
+    elif sent.cell:
+        text = f"the cell {sent.cell}, which keeps this response, does not answer now{last}"
+        error = Unavailable(text, retry_after_ms=wait_ms, code="response_cell_away")
+    elif refusals:
+        error = Unavailable(f"no cell accepts the request now{last}", retry_after_ms=wait_ms)
     else:
-        waits = [refusal.retry_after_ms for refusal in refusals if refusal.retry_after_ms]
-        is_full = any(isinstance(refusal, QueueFull) for refusal in refusals)
-        last = refusals[-1].message
-        kind = QueueFull if is_full else Unavailable
-        error = kind(
-            f"no cell accepts the request now; the last error: {last}", retry_after_ms=min(waits, default=1_000)
-        )
+        error = Unavailable("no cell is available", retry_after_ms=wait_ms, code="no_cell")
     metrics.REFUSED.labels(error.code).inc()
     return error

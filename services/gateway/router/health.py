@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from services.gateway.router.parts import Router
 from services.gateway.router.upstream import Upstream, UpstreamLost
 from shared import logs
@@ -11,6 +13,14 @@ from shared import logs
 PATH = b"/health/ready"
 MOST_FAILURES = 2
 """Consecutive checks without an answer in time after which a gateway is lost; a refused connection counts at once."""
+
+
+class _Told(msgspec.Struct):
+    """What a gateway's health says of its cell; None in answers of earlier releases."""
+
+    cell: str | None = None
+    model: str | None = None
+
 
 _BODY_BYTES = 2**20
 _log = logs.get_logger("router.health")
@@ -42,7 +52,7 @@ async def ask(router: Router, cell: str, gateway: Upstream) -> None:
         async with asyncio.timeout(router.config.health_timeout_ms / 1000):
             exchange = await gateway.send("GET", PATH, ())
             try:
-                await exchange.whole(_BODY_BYTES)
+                body = await exchange.whole(_BODY_BYTES)
             finally:
                 exchange.close()
     except UpstreamLost as error:
@@ -52,7 +62,26 @@ async def ask(router: Router, cell: str, gateway: Upstream) -> None:
         if gateway.failures >= MOST_FAILURES:
             router.lost(cell, gateway, f"{gateway.url} does not answer in time")
     else:
+        _hear(router, cell, gateway, body)
         if exchange.head.status == 200:
             router.reached(cell, gateway)
         else:
             router.not_ready(cell, gateway, exchange.head.status)
+
+
+def _hear(router: Router, cell: str, gateway: Upstream, body: bytes) -> None:
+    """Compare the name that the gateway gives its cell with the router's: ids of kept responses are made of it."""
+    try:
+        told = msgspec.json.decode(body, type=_Told)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    gateway.model = told.model or ""
+    router.cells.by_name[cell].model = gateway.model
+    if told.cell is None or told.cell == cell:
+        gateway.misnamed = ""
+        return
+    has = f"with --cell {told.cell[:64]}" if told.cell else "without --cell"
+    misnamed = f"{gateway.url} was started {has}, and not with --cell {cell}"
+    if misnamed != gateway.misnamed:
+        gateway.misnamed = misnamed
+        _log.warning("gateway_has_another_cell", cell=cell, gateway=gateway.url, reason=misnamed)

@@ -13,7 +13,9 @@ MATCHED_BYTES = counter("router_matched_bytes", "Bytes of those prompts that the
 IN_FLIGHT = gauge("router_requests_in_flight", "Requests in progress", ("cell",))
 CELL_UP = gauge("router_cell_up", "Whether any gateway of a cell answers", ("cell",))
 HEADS = gauge("router_heads", "Heads of prompts that a cell is thought to hold", ("cell",))
-SUMMARY_AGE = gauge("router_summary_age_seconds", "Time since a cell's last report of load", ("cell",))
+SUMMARY_AGE = gauge(
+    "router_summary_age_seconds", "Time since a cell's last report of load, or since the router's start", ("cell",)
+)
 CHOICE_TIME = histogram("router_choice_time_seconds", "Reading a body's head and choosing a cell")
 TIME_TO_HEAD = histogram("router_time_to_first_byte_seconds", "From a request's body to the first byte of its answer")
 

@@ -7,29 +7,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from starlette.types import Scope
 
 from services.gateway.messages_api.models import ANTHROPIC_VERSION
 from services.gateway.router.parts import Router
-from services.gateway.router.relay import forwardable
+from services.gateway.router.paths import target_of
+from services.gateway.router.relay import CELL_HEADER, CLIENT_HEADER, forwardable, sent_headers
 from services.gateway.router.upstream import Header, Upstream, UpstreamLost
 from shared.errors import Unavailable
 
 MOST_BYTES = 2**20
 ANSWER_S = 5.0
 
-_PASSED = (b"authorization", b"x-api-key", ANTHROPIC_VERSION.encode(), b"accept")
+_PASSED = (b"authorization", b"x-api-key", ANTHROPIC_VERSION.encode(), b"accept", CLIENT_HEADER)
 
-Answer = tuple[int, bytes, bytes]
+Answer = tuple[int, list[Header], bytes]
 
 
-async def model_list(router: Router, path: str, headers: Sequence[Header]) -> Answer:
-    """Return status, content type and body.
+async def model_list(router: Router, scope: Scope) -> Answer:
+    """Return status, headers and body; the length is not among the headers.
 
     A refusal by every cell, as for a wrong key, is passed on; a single model is looked up in one cell of each set.
     Raises Unavailable when no cell answers.
     """
-    sent = [(key, value) for key, value in forwardable(list(headers)) if key in _PASSED]
-    asked = [_get(gateway, path, sent) for cell in _one_of_each(router) for gateway in router.open_gateways(cell)[:1]]
+    path, target = scope["path"], target_of(scope)
+    sent = [(key, value) for key, value in sent_headers(scope) if key in _PASSED]
+    asked = [
+        _get(cell, gateway, target, sent) for cell in _one_of_each(router) for gateway in router.open_gateways(cell)[:1]
+    ]
     answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
     if not answers:
         raise Unavailable("no cell is available", retry_after_ms=1_000, code="no_cell")
@@ -48,7 +53,7 @@ async def model_list(router: Router, path: str, headers: Sequence[Header]) -> An
             continue  # Not an answer of a gateway; the others' models are listed.
     ids = {"first_id": next(iter(models), None), "last_id": next(reversed(models), None)}
     page |= {"data": list(models.values()), **(ids if "first_id" in page else {})}
-    return 200, b"application/json", msgspec.json.encode(page)
+    return 200, [(b"content-type", b"application/json")], msgspec.json.encode(page)
 
 
 def _one_of_each(router: Router) -> list[str]:
@@ -60,14 +65,16 @@ def _one_of_each(router: Router) -> list[str]:
     return list(by_models.values())
 
 
-async def _get(gateway: Upstream, path: str, headers: Sequence[Header]) -> Answer | None:
+async def _get(cell: str, gateway: Upstream, target: bytes, headers: Sequence[Header]) -> Answer | None:
     try:
         async with asyncio.timeout(ANSWER_S):
-            exchange = await gateway.send("GET", path.encode("utf-8", "replace"), headers)
+            exchange = await gateway.send("GET", target, headers)
             try:
                 body = await exchange.whole(MOST_BYTES)
             finally:
                 exchange.close()
     except (UpstreamLost, TimeoutError):
         return None
-    return exchange.head.status, exchange.head.header(b"content-type") or b"application/json", body
+    own = (b"content-length", b"date")  # Of the answer here.
+    told = [(key, value) for key, value in forwardable(exchange.head.headers) if key not in own]
+    return exchange.head.status, [*told, (CELL_HEADER, cell.encode())], body

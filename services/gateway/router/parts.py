@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.gateway.body import Bodies
 from services.gateway.pending import RETRY_AFTER_MS, Slots
 from services.gateway.router import metrics
-from services.gateway.router.cells import Cells
+from services.gateway.router.cells import STALE_S, Cells
 from services.gateway.router.config import RouterConfig
 from services.gateway.router.upstream import Upstream
-from shared.errors import Unavailable
+from shared.errors import ThermoclineError, Unavailable
 
 
 @dataclass(slots=True)
 class Router:
-    """All parts of one router. ``gateways`` are those of each cell. ``clock`` is monotonic, in seconds."""
+    """All parts of one router.
+
+    ``gateways`` are those of each cell. ``clock`` is monotonic, in seconds, and ``started_s`` its time at the start.
+    """
 
     config: RouterConfig
     cells: Cells
@@ -25,12 +28,48 @@ class Router:
     slots: Slots
     bodies: Bodies
     clock: Callable[[], float] = time.monotonic
+    started_s: float = field(default_factory=time.monotonic)
     is_draining: bool = False
+    running: dict[Callable[[ThermoclineError], None], None] = field(default_factory=dict)
+    """Of each request in progress, what ends it with an error; a dictionary, since it keeps its order."""
+
+    @property
+    def default_model(self) -> str:
+        """Name of the model that answers a request without one, by the first gateway that has told; else ""."""
+        return next((each.model for gateways in self.gateways.values() for each in gateways if each.model), "")
+
+    def summary_age_s(self, cell: str) -> float | None:
+        """Return the time since a cell's last report of load, or since the start before the first.
+
+        None where no report is expected.
+        """
+        if not self.config.summaries:
+            return None
+        state = self.cells.by_name[cell]
+        return self.clock() - (self.started_s if state.load is None else state.load_s)
+
+    def silence(self, cell: str) -> str:
+        """Return a sentence on a cell that answers but reports no load, else ""."""
+        age_s = self.summary_age_s(cell)
+        if age_s is None or age_s <= STALE_S or not self.cells.by_name[cell].is_open:
+            return ""
+        return (
+            f"its gateways have reported nothing for {age_s:.0f} s: look at their --cell and at its broker's leaf node"
+        )
+
+    def misnamed(self, cell: str) -> str:
+        """Return what is wrong with the cell's name at one of its gateways, else ""."""
+        return next((gateway.misnamed for gateway in self.gateways[cell] if gateway.misnamed), "")
 
     def check_open(self) -> None:
         """Raise Unavailable while requests cannot be accepted."""
         if self.is_draining:
             raise Unavailable("this router is shutting down", retry_after_ms=RETRY_AFTER_MS)
+
+    def end_all(self) -> None:
+        """End the requests in progress, since the router shuts down; their clients get the error."""
+        for end in list(self.running):
+            end(Unavailable("the router is shutting down", retry_after_ms=RETRY_AFTER_MS))
 
     def reached(self, cell: str, gateway: Upstream) -> None:
         """Mark the gateway as ready."""

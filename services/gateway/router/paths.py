@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
+from starlette.types import Scope
+
 from services.gateway import sse
 from services.gateway.error_answers import MESSAGES, is_messages_path
 from services.gateway.messages_api.errors import messages_error_body
@@ -18,6 +22,7 @@ _POSTED = (
     *PROMPTS,
     f"{MESSAGES}/count_tokens",
     f"{RESPONSES}/input_tokens",
+    f"{RESPONSES}/compact",
     "/v1/embeddings",
     "/tokenize",
     "/detokenize",
@@ -31,6 +36,13 @@ def forwarded_methods(path: str) -> tuple[str, ...]:
     if not response_id_of(path):
         return ()
     return {"": ("GET", "DELETE"), "input_items": ("GET",), "cancel": ("POST",)}.get(_below_response(path), ())
+
+
+def target_of(scope: Scope) -> bytes:
+    """Return a request's path and query as its client sent them: what is encoded in a path stays encoded."""
+    target: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    query: bytes = scope.get("query_string", b"")
+    return target + b"?" + query if query else target
 
 
 def response_id_of(path: str) -> str:

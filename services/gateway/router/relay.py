@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from services.gateway.router.paths import last_event
 from services.gateway.router.upstream import Exchange, Header, UpstreamLost
-from shared.errors import RequestCancelled, Unavailable
+from shared.errors import RequestCancelled, ThermoclineError, Unavailable
 
 WHOLE_BYTES = 2**20
 MOST_EVENT_BYTES = 2**20
@@ -33,6 +33,7 @@ HOP_BY_HOP = frozenset(
 """Headers that concern a single connection (RFC 9110, 7.6.1)."""
 
 CELL_HEADER = b"x-thermocline-cell"
+CLIENT_HEADER = b"x-forwarded-for"
 
 
 class SlowClient(RequestCancelled):
@@ -41,14 +42,19 @@ class SlowClient(RequestCancelled):
     code = "client_too_slow"
 
 
-class StreamLost(Unavailable):
-    """The loss of the cell after the first bytes of an answer.
+class StreamEnded(Unavailable):
+    """The end of an answer, after its first bytes, with an error.
 
     If ``was_told``, the client got the error as its last event.
     """
 
-    code = "cell_lost"
     was_told = False
+
+
+class StreamLost(StreamEnded):
+    """The loss of the cell after the first bytes of an answer."""
+
+    code = "cell_lost"
 
 
 class EventCutter:
@@ -79,19 +85,31 @@ class EventCutter:
 class Relay:
     """The sender of one answer."""
 
-    def __init__(self, send: Send, *, idle_s: float, send_s: float, is_gone: Callable[[], bool], path: str) -> None:
-        """``path`` is the one that was requested: its API defines how a broken stream ends."""
+    def __init__(
+        self,
+        send: Send,
+        *,
+        idle_s: float,
+        send_s: float,
+        why_ended: Callable[[], ThermoclineError | None],
+        path: str,
+    ) -> None:
+        """``path`` is the one that was requested: its API defines how a broken stream ends.
+
+        ``why_ended`` returns why the request was ended, None where its cell was lost.
+        """
         self._send_message = send
         self._idle_s = idle_s
         self._send_s = send_s
-        self._is_gone = is_gone
+        self._why_ended = why_ended
         self._path = path
 
     async def relay(self, exchange: Exchange, cell: str) -> None:
         """Pass an answer on.
 
-        Raises UpstreamLost while nothing has been sent, StreamLost when the client has a part, and RequestCancelled
-        when the client has disconnected or reads too slowly.
+        Raises UpstreamLost while nothing has been sent, StreamLost when the client has a part, RequestCancelled when
+        the client has disconnected or reads too slowly, and what ended the request otherwise: StreamEnded once that is
+        the stream's last event.
         """
         if exchange.head.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(exchange, cell)
@@ -107,13 +125,17 @@ class Relay:
                 if events:
                     await self._send(events)
             await self._send(cutter.take_rest(), more=False)
-        except UpstreamLost as error:
-            lost = StreamLost(
-                f"cell {cell} was lost while it answered; ask again", retry_after_ms=error.retry_after_ms or 1_000
-            )
-            await self._send(last_event(self._path, lost, cutter.named), more=False)
-            lost.was_told = True
-            raise lost from error
+        except RequestCancelled:
+            raise
+        except ThermoclineError as error:
+            told = error
+            if isinstance(error, UpstreamLost):
+                wait_ms = error.retry_after_ms or 1_000
+                told = StreamLost(f"cell {cell} was lost while it answered; ask again", retry_after_ms=wait_ms)
+            await self._send(last_event(self._path, told, cutter.named), more=False)
+            ended = told if isinstance(told, StreamLost) else StreamEnded(told.message, code=told.code)
+            ended.was_told = True
+            raise ended from error
 
     async def _whole(self, exchange: Exchange, cell: str) -> None:
         held = bytearray()
@@ -132,7 +154,9 @@ class Relay:
         await self._send(b"", more=False)
 
     async def _begin(self, exchange: Exchange, cell: str) -> None:
-        headers = [*forwardable(exchange.head.headers), (CELL_HEADER, cell.encode())]
+        # The server dates its answers itself.
+        passed = [(key, value) for key, value in forwardable(exchange.head.headers) if key != b"date"]
+        headers = [*passed, (CELL_HEADER, cell.encode())]
         await self._deliver({"type": "http.response.start", "status": exchange.head.status, "headers": headers})
 
     async def _pieces(self, exchange: Exchange) -> AsyncIterator[bytes]:
@@ -147,8 +171,9 @@ class Relay:
             except TimeoutError as error:
                 raise UpstreamLost(f"nothing came for {self._idle_s:g} s") from error
             except UpstreamLost:
-                if self._is_gone():
-                    raise RequestCancelled("the client went away", code="client_disconnected") from None
+                why = self._why_ended()
+                if why is not None:
+                    raise why from None
                 raise
             yield piece
 
@@ -161,6 +186,16 @@ class Relay:
                 await self._send_message(message)
         except TimeoutError as error:
             raise SlowClient("the client reads too slowly") from error
+
+
+def sent_headers(scope: Scope) -> list[Header]:
+    """Return a request's headers for a gateway: those that may pass, and the client's address as this server knows it.
+
+    What a client says of its own address would stand in the gateway's log.
+    """
+    headers = [(key, value) for key, value in forwardable(scope["headers"]) if key != CLIENT_HEADER]
+    client = scope.get("client")
+    return [*headers, (CLIENT_HEADER, client[0].encode("latin-1", "replace"))] if client else headers
 
 
 def forwardable(headers: list[Header]) -> list[Header]:

@@ -1,8 +1,14 @@
-"""HTTP/1.1 to one gateway of a cell: connections that are reused, and bodies in pieces with backpressure."""
+"""HTTP/1.1 to one gateway of a cell: connections that are reused, and bodies in pieces with backpressure.
+
+Requests of many clients share a connection, so a byte too many in one of them, or in an answer, would give a client the
+answer to another's request. What would end a line of a request early is never written, and a connection on which
+anything arrives that no request asked for is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest, Unavailable
 
 Header = tuple[bytes, bytes]
 
@@ -24,12 +30,23 @@ MOST_IDLE = 64
 IDLE_S = 30.0
 """Connections idle for longer are not reused: gateways close theirs after 75 s, and a closing one must not be used."""
 
+NO_HTTP = "invalid_http"
+"""Code of a request that cannot be written as HTTP."""
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(rb"/[\x21-\x7e]*")
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+
 
 class UpstreamLost(Unavailable):
     """The gateway could not be reached, or its connection ended too soon. ``has_answered``: a head had arrived."""
 
     code = "gateway_lost"
     has_answered = False
+
+
+class Unreachable(UpstreamLost):
+    """There is no connection: the gateway has nothing of the request."""
 
 
 @dataclass(slots=True)
@@ -53,6 +70,7 @@ class _Connection(asyncio.Protocol):
         self._news = asyncio.Event()
         self.is_lost = False
         self.is_used = False
+        self.is_asked = False  # A request was written, and its answer is not complete.
         self.idle_since_s = 0.0
         self._begin()
 
@@ -71,6 +89,7 @@ class _Connection(asyncio.Protocol):
     def send(self, request: bytes, body: bytes | bytearray) -> None:
         self._begin()
         self._news.clear()
+        self.is_asked = True
         assert self._transport is not None
         self._transport.write(request)
         if body:
@@ -110,6 +129,7 @@ class _Connection(asyncio.Protocol):
         """End the exchange; another may follow on the connection."""
         self.is_used = True
         self.idle_since_s = self._loop.time()
+        self._resume()  # A body that was left unread may have paused it.
 
     def close(self) -> None:
         self.is_lost = True
@@ -133,9 +153,12 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.has_heard = True
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        if self.is_asked:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.close()
+        else:
             self.close()
         self._news.set()
 
@@ -145,7 +168,13 @@ class _Connection(asyncio.Protocol):
 
     # -- callbacks of the parser --------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self.is_complete:
+            self.close()  # A second answer in the packet that completed the first.
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_complete:
+            return
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MOST_HEADER_BYTES:
             self.close()
@@ -153,11 +182,15 @@ class _Connection(asyncio.Protocol):
         self.head.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self.is_complete:
+            return
         self.head.status = self._parser.get_status_code()
         self._may_be_kept = self._parser.should_keep_alive()
         self.has_head = True
 
     def on_body(self, body: bytes) -> None:
+        if self.is_complete:
+            return
         self._pieces.append(body)
         self._held += len(body)
         if self._held > HELD_BYTES and not self._is_paused and self._transport is not None:
@@ -166,6 +199,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.is_complete = True
+        self.is_asked = False
 
     def _resume(self) -> None:
         if self._is_paused and self._transport is not None and not self.is_lost:
@@ -219,7 +253,8 @@ class Upstream:
     """One gateway.
 
     ``is_open`` is the result of its last health check, and ``error`` says why it is not open. ``lost`` is set while it
-    does not answer.
+    does not answer. ``misnamed`` is a sentence on its cell's name where that is not the router's, else "", and
+    ``model`` the name of the model that it serves, "" as long as it has not told it.
     """
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | None = None, connect_s: float = 1.0) -> None:
@@ -236,11 +271,16 @@ class Upstream:
         self.lost = asyncio.Event()
         self.failures = 0
         self.error = ""
+        self.misnamed = ""
+        self.model = ""
 
     async def send(
         self, method: str, target: bytes, headers: Sequence[Header], body: bytes | bytearray = b""
     ) -> Exchange:
-        """Send a request and wait for the head of its answer. Raises UpstreamLost.
+        """Send a request and wait for the head of its answer.
+
+        Raises UpstreamLost; InvalidRequest, before anything is written, for a method, target or header with bytes that
+        HTTP does not allow there.
 
         A reused connection that ends before its first byte was closed by the gateway meanwhile: the request is sent
         again on another one.
@@ -277,9 +317,9 @@ class Upstream:
                     server_hostname=self._host if self._tls else None,
                 )
         except TimeoutError as error:
-            raise UpstreamLost(f"no connection to {self.url} within {self._connect_s:g} s") from error
+            raise Unreachable(f"no connection to {self.url} within {self._connect_s:g} s") from error
         except OSError as error:
-            raise UpstreamLost(f"no connection to {self.url}: {error}") from error
+            raise Unreachable(f"no connection to {self.url}: {error}") from error
         return connection
 
     def _take_idle(self) -> _Connection | None:
@@ -298,7 +338,12 @@ class Upstream:
             connection.close()
 
     def _request(self, method: str, target: bytes, headers: Sequence[Header], length: int) -> bytes:
-        lines = [b"%s %s HTTP/1.1" % (method.encode("ascii"), target), b"host: " + self._authority]
+        verb = method.encode("ascii", "replace")
+        if not _TOKEN.fullmatch(verb) or not _TARGET.fullmatch(target):
+            raise InvalidRequest("the request's method or path has characters that HTTP does not allow", code=NO_HTTP)
+        if not all(_TOKEN.fullmatch(name) and _VALUE.fullmatch(value) for name, value in headers):
+            raise InvalidRequest("a header of the request has characters that HTTP does not allow", code=NO_HTTP)
+        lines = [b"%s %s HTTP/1.1" % (verb, target), b"host: " + self._authority]
         lines += [name + b": " + value for name, value in headers]
         if length or method == "POST":
             lines.append(b"content-length: %d" % length)

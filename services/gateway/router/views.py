@@ -13,8 +13,8 @@ from shared.errors import Unavailable
 class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The health of a router.
 
-    ``status`` is ``ready``, ``degraded`` when some cell is away or has another model, or ``not_ready``. ``cells_open``
-    counts the cells that get requests.
+    ``status`` is ``ready``; ``degraded`` when some cell is away, has another model, or is called otherwise by its
+    gateways; or ``not_ready``. ``cells_open`` counts the cells that get requests.
     """
 
     status: str
@@ -24,7 +24,7 @@ class RouterHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway; ``error`` says why it is not open."""
+    """One gateway; ``error`` says why it is not open, or that it gives its cell another name."""
 
     url: str
     is_open: bool
@@ -35,7 +35,8 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 class CellRouting(msgspec.Struct, frozen=True, kw_only=True):
     """One cell as the router sees it.
 
-    ``summary_age_s`` is null without a report of its load; ``error`` says why it gets no requests although it is open.
+    ``summary_age_s`` is null without a report of its load. ``error`` says why an open cell gets no requests, that its
+    gateways give it another name, or that it reports nothing.
     """
 
     name: str
@@ -66,7 +67,8 @@ def health_view(router: Router) -> RouterHealth:
         why = "the router is shutting down" if router.is_draining else "no cell answers"
         error = error_detail(Unavailable(f"not ready: {why}"))
         return RouterHealth(status="not_ready", cells=cells, cells_open=cells_open, error=error)
-    return RouterHealth(status="ready" if cells == cells_open else "degraded", cells=cells, cells_open=cells_open)
+    is_well = cells == cells_open and not any(router.misnamed(cell.name) for cell in states)
+    return RouterHealth(status="ready" if is_well else "degraded", cells=cells, cells_open=cells_open)
 
 
 def cells_view(router: Router) -> CellList:
@@ -79,7 +81,10 @@ def cells_view(router: Router) -> CellList:
                 is_open=cell.is_open,
                 gateways=[
                     GatewayReport(
-                        url=gateway.url, is_open=gateway.is_open, in_flight=gateway.in_flight, error=gateway.error
+                        url=gateway.url,
+                        is_open=gateway.is_open,
+                        in_flight=gateway.in_flight,
+                        error=gateway.error or gateway.misnamed,
                     )
                     for gateway in router.gateways[cell.name]
                 ],
@@ -90,7 +95,7 @@ def cells_view(router: Router) -> CellList:
                 queued=cell.load.queued if cell.load else 0,
                 models=cell.load.models if cell.load else (),
                 summary_age_s=round(now_s - cell.load_s, 3) if cell.load else None,
-                error=odd.get(cell.name, ""),
+                error=odd.get(cell.name) or router.misnamed(cell.name) or router.silence(cell.name),
             )
             for cell in router.cells.by_name.values()
         ]

@@ -239,7 +239,7 @@ async def _flush(gateway: Gateway, calls: CacheCalls, request: FlushRequest) -> 
     flushed = await calls.flush(request.tiers, namespace)
     erased = 0
     if request.responses:
-        erased = await gateway.kept.erase_all(_account(gateway, request.tenant), request.cache_salt)
+        erased = await gateway.entries.erase_all(_account(gateway, request.tenant), request.cache_salt)
     return FlushReport(
         tiers=list(request.tiers),
         device_pages=flushed.device_pages,

@@ -34,7 +34,8 @@ def cell_router(gateway: Gateway) -> APIRouter:
     )
     async def cell() -> Response:
         with slots.taken():
-            report = cell_view(await calls.status(), gateway.callers.owners, models=gateway.model_names())
+            status, now_ms = await calls.status(), gateway.wall_ns() // 1_000_000
+            report = cell_view(status, gateway.callers.owners, models=gateway.model_names(), now_ms=now_ms)
         return json_response(report)
 
     @router.get(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -12,18 +14,23 @@ from services.gateway import admission, prompt_weight
 from services.gateway.callers import caller_of
 from services.gateway.chat_prompt import chat_prompt
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.checking import scope_of
+from services.gateway.grammars.requested import Asked as AskedGrammar
 from services.gateway.grammars.requested import asked_grammar
+from services.gateway.grammars.schemas import json_schema_grammar
 from services.gateway.openai_schema.chat import ChatChunk, ChatRequest, ChatResponse
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
 from services.gateway.replies.asking import AskedReply, ask_reply
+from services.gateway.replies.tool_choice import asked_tools
 from services.gateway.request_spans import trace_of
 from services.gateway.serving import Asked, make_generation, serve
 from services.gateway.ticket import Ticket
 from services.gateway.views.answer import head_of, wanted_by
 from services.gateway.views.chat_view import ChatView
+from shared.errors import InvalidRequest
 from shared.ids import new_id
-from shared.messages.requests import Grammar
+from shared.messages.requests import MAX_GRAMMAR_BYTES, Grammar
 
 
 def chat_router(gateway: Gateway) -> APIRouter:
@@ -73,7 +80,8 @@ async def chat_generation(
     model = gateway.model(request.model)
     admission.check_chat(request)
     ticket.extend(request.n or 1)
-    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
+    scope = scope_of(caller_of(http).tenant, request.cache_salt)
+    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format), scope=scope)
     namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt, model.adapter)
     tokens, leases = await chat_prompt(gateway, request, namespace=namespace, ticket=ticket)
     asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
@@ -87,7 +95,7 @@ async def chat_generation(
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    reply = await asked_reply(gateway, request, tokens, grammar)
+    reply = await asked_reply(gateway, request, tokens, grammar, scope)
     params = msgspec.structs.replace(params, grammar=reply.grammar, shown_special_tokens=reply.shown_special_tokens)
     return make_generation(
         gateway,
@@ -109,15 +117,35 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 
 async def asked_reply(
-    gateway: Gateway, request: ChatRequest, tokens: Sequence[int], grammar: Grammar | None
+    gateway: Gateway, request: ChatRequest, tokens: Sequence[int], grammar: Grammar | None, scope: str
 ) -> AskedReply:
-    """Return how to read the answers to a conversation of these tokens, with this grammar. Raises InvalidRequest."""
+    """Return how to read the answers to a conversation of these tokens, with this grammar.
+
+    ``scope`` is that of its grammars. Raises InvalidRequest.
+    """
 
     def work() -> AskedReply:
         return ask_reply(gateway.replies, gateway.tokenizer, request, tokens, text_grammar=grammar)
 
     # Without tools only the prompt's last tokens are read, which takes less time than a thread's handover.
     reply = await gateway.tokenizer.run(work, prompt_weight.weight(request) if request.tools else 0)
-    if reply.grammar is not None and reply.grammar is not grammar:
-        await gateway.grammars.check(reply.grammar, param="tools")
-    return reply
+    if reply.grammar is None or reply.grammar is grammar:
+        return reply
+    try:
+        return replace(reply, grammar=await gateway.grammars.checked(reply.grammar, param="tools", scope=scope))
+    except InvalidRequest:
+        if len(reply.grammar.text.encode()) <= MAX_GRAMMAR_BYTES:  # One that is too long has not been compiled.
+            await _check_tools(gateway, request, scope)
+        raise
+
+
+async def _check_tools(gateway: Gateway, request: ChatRequest, scope: str) -> None:
+    """Raise InvalidRequest, which names the tool, for the first schema that binds an answer and does not compile."""
+    ask = asked_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if ask is None:  # The grammar is of reasoning and a text.
+        return
+    for tool in ask.tools:
+        if ask.is_forced or tool.is_strict:
+            param = f"{tool.param}.function.parameters"
+            make = partial(json_schema_grammar, tool.parameters, param=param)
+            await gateway.grammars.made(AskedGrammar(param, make), scope=scope)

@@ -11,6 +11,7 @@ from services.gateway import admission
 from services.gateway.cache_hints import keeps_text
 from services.gateway.callers import caller_of
 from services.gateway.gateway import Gateway
+from services.gateway.grammars.checking import scope_of
 from services.gateway.grammars.requested import asked_grammar
 from services.gateway.openai_schema.completions import CompletionRequest, CompletionResponse
 from services.gateway.openapi import describes
@@ -49,7 +50,8 @@ async def _ask(gateway: Gateway, http: Request, request: CompletionRequest, tick
     if choices > gateway.slots.limit:
         raise InvalidRequest(f"{choices} choices are more than {gateway.slots.limit}", param="n")
     ticket.extend(choices)
-    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format))
+    scope = scope_of(caller_of(http).tenant, request.cache_salt)
+    grammar = await gateway.grammars.made(asked_grammar(request, request.response_format), scope=scope)
     namespace = gateway.namespace(caller_of(http).tenant, request.cache_salt, model.adapter)
     tokenised = await _tokenise(gateway, request, prompts, namespace if keeps_text(request) else None)
     answer_id = new_id("cmpl")

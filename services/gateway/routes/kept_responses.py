@@ -14,6 +14,7 @@ from services.gateway.openai_schema.errors import ErrorResponse
 from services.gateway.openapi import describes
 from services.gateway.query import whole_number
 from services.gateway.responses.items import Item, ItemList
+from services.gateway.responses.kept import REPEATED_HEADER
 from services.gateway.responses.schema import ResponseDeleted, ResponseObject
 from shared.errors import InvalidRequest, NotFound
 
@@ -52,7 +53,11 @@ def kept_responses_router(gateway: Gateway) -> APIRouter:
         summary="Erase a kept response",
     )
     async def delete_response(http: Request, response_id: str) -> Response:
-        await gateway.kept.erase(caller_of(http), http.query_params.get("cache_salt"), response_id)
+        try:
+            await gateway.kept.erase(caller_of(http), http.query_params.get("cache_salt"), response_id)
+        except NotFound:
+            if REPEATED_HEADER not in http.headers:  # Otherwise the first of the two requests has erased it.
+                raise
         return json_response(ResponseDeleted(id=response_id))
 
     @router.get(

@@ -19,10 +19,11 @@ from services.gateway.messages_api.schema import CountTokensRequest, MessagesReq
 from services.gateway.messages_api.view import MessagesView
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openapi import describes
+from services.gateway.responses.ids import new_message_id
 from services.gateway.routes.chat import chat_generation
 from services.gateway.serving import Asked, serve
 from services.gateway.ticket import Ticket
-from shared.ids import new_id
+from shared.errors import InvalidRequest
 
 
 def messages_router(gateway: Gateway) -> APIRouter:
@@ -58,8 +59,17 @@ def messages_router(gateway: Gateway) -> APIRouter:
 
 
 async def _ask(gateway: Gateway, http: Request, request: MessagesRequest, ticket: Ticket) -> Asked:
-    answer_id = new_id("msg")
-    chat = await _chat_request(gateway, request, ticket.body_bytes)
+    account, answer_id = caller_of(http), new_message_id(gateway.config.cell)
+    thread, kept_characters = request.thread, 0
+    if thread is not None:
+        if not gateway.config.keep_responses:
+            raise InvalidRequest(
+                "this gateway keeps no conversations: send the whole one without `thread`",
+                param="thread",
+                code="thread_unsupported_request",
+            )
+        request, kept_characters = await gateway.threads.whole(account, request, thread)
+    chat = await _chat_request(gateway, request, ticket.body_bytes + kept_characters)
     with fields_named(RENAMES):
         generation = await chat_generation(gateway, http, chat, ticket, answer_id=answer_id, is_clipped=True)
     view = MessagesView(
@@ -70,7 +80,13 @@ async def _ask(gateway: Gateway, http: Request, request: MessagesRequest, ticket
         said=gateway.said,
         hides_thinking=request.thinking is not None and request.thinking.display == "omitted",
     )
-    return Asked(ticket, generation, view, conversation=chat)
+
+    async def keep() -> None:
+        if thread is not None:
+            previous = thread.previous_message_id
+            await gateway.threads.keep(account, answer_id, request, view.reply(), previous=previous)
+
+    return Asked(ticket, generation, view, keep, conversation=chat)
 
 
 async def _chat_request(gateway: Gateway, request: CountTokensRequest, nbytes: int) -> ChatRequest:

@@ -6,7 +6,7 @@ import html
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 from msgspec import UNSET
 
@@ -18,6 +18,7 @@ from services.gateway.listening import ApiMetrics
 from services.gateway.openai_schema.errors import error_detail
 from services.gateway.openai_schema.models import Health, Shortfall, Version
 from services.gateway.openapi import describes
+from services.gateway.route_access import administration
 from services.gateway.views.serving_view import serving_view
 from shared.errors import Unavailable
 from shared.metrics import render
@@ -57,6 +58,7 @@ def operations_router(gateway: Gateway) -> APIRouter:
     )
     @router.head("/health/ready", response_model=None, include_in_schema=False)
     @router.get("/health", response_model=None, include_in_schema=False)
+    @router.head("/health", response_model=None, include_in_schema=False)
     async def ready(request: Request) -> Response:
         reasons = gateway.reasons_not_ready()
         degraded = msgspec.convert(gateway.degraded(), list[Shortfall], from_attributes=True)
@@ -67,19 +69,35 @@ def operations_router(gateway: Gateway) -> APIRouter:
             status = gateway.cell.status
             health = Health(
                 status="degraded" if degraded else "ready",
+                cell=gateway.config.cell,
+                model=gateway.facts.name,
                 degraded=degraded or UNSET,
                 serving=UNSET if status is None else serving_view(status, gateway.context_limit),
             )
             return json_response(health)
         error = Unavailable("not ready: " + "; ".join(reasons))
-        body = Health(status="not_ready", degraded=degraded or UNSET, reasons=reasons, error=error_detail(error))
+        body = Health(
+            status="not_ready",
+            cell=gateway.config.cell,
+            model=gateway.facts.name,
+            degraded=degraded or UNSET,
+            reasons=reasons,
+            error=error_detail(error),
+        )
         return Response(
             msgspec.json.encode(body), error.status, headers=error_headers(error), media_type="application/json"
         )
 
     if gateway.config.api_metrics != "closed":
+        access = [Depends(administration(gateway.config.admin_key))] if gateway.config.api_metrics == "admin" else []
 
-        @router.get(METRICS_PATH, response_model=None, summary="Prometheus metrics", response_class=Response)
+        @router.get(
+            METRICS_PATH,
+            response_model=None,
+            dependencies=access,
+            summary="Prometheus metrics",
+            response_class=Response,
+        )
         async def get_metrics() -> Response:
             return Response(render(), headers={"content-type": METRICS_TYPE})
 
@@ -87,7 +105,7 @@ def operations_router(gateway: Gateway) -> APIRouter:
     async def get_version() -> Response:
         return json_response(Version(version=own_version))
 
-    @router.get("/", response_model=None, include_in_schema=False)
+    @router.api_route("/", methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     async def page() -> Response:
         return HTMLResponse(_page(gateway.facts.name, own_version, gateway.config.api_metrics))
 
@@ -96,6 +114,8 @@ def operations_router(gateway: Gateway) -> APIRouter:
 
 _ENDPOINTS = (
     ("POST", "/v1/chat/completions", "continue a conversation"),
+    ("POST", "/v1/responses", "the same in OpenAI's newer API"),
+    ("POST", "/v1/messages", "the same in Anthropic's API"),
     ("POST", "/v1/completions", "continue a text"),
     ("GET", "/v1/models", "the model of this cell"),
     ("POST", "/tokenize", "token ids of a text or a conversation"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from services.gateway.gateway import Gateway
 from services.gateway.json_response import json_response
 from services.gateway.openai_schema.cell import PageCode, PageKey, PageLink
 from services.gateway.openapi import describes
 from services.gateway.page_links import KEPT_S, PageLinks
+from services.gateway.route_access import administration
 from shared.errors import NotFound
 
 _UNCACHED = {"cache-control": "no-store"}
@@ -22,6 +23,7 @@ def page_links_router(gateway: Gateway) -> APIRouter:
     @router.post(
         "/v1/cell/page-link",
         response_model=None,
+        dependencies=[Depends(administration(gateway.config.admin_key))],
         openapi_extra=describes(None, PageLink),
         summary="Make a link that opens the page at /ui once",
     )

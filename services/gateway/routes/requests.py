@@ -22,7 +22,7 @@ MOST_LISTED = 100
 def requests_router(gateway: Gateway) -> APIRouter:
     """Return the routes that list and explain recent requests."""
     router = APIRouter(tags=["requests"])
-    slots = Slots(AT_ONCE)
+    slots, operators = Slots(AT_ONCE), Slots(AT_ONCE)  # Tenants that ask much do not shut out who looks into it.
 
     @router.get(
         "/v1/requests",
@@ -48,7 +48,7 @@ def requests_router(gateway: Gateway) -> APIRouter:
             # A forgotten request was older than all kept ones, so none follows it.
             ahead = next((place for place, known in enumerate(own) if known.request_id == after), len(own))
             own = own[ahead + 1 :]
-        with slots.taken():
+        with (operators if _is_admin(http) else slots).taken():
             data = await gateway.explainer.explain(own[:limit], is_admin=_is_admin(http))
         return json_response(ExplanationList(data=data, has_more=len(own) > limit))
 
@@ -62,7 +62,7 @@ def requests_router(gateway: Gateway) -> APIRouter:
         known = gateway.recent.find(name)
         if known is None or not _may_see(http, known):
             raise NotFound(f"there is no recent request {name[:64]!r} at this gateway", code="request_not_found")
-        with slots.taken():
+        with (operators if _is_admin(http) else slots).taken():
             (found,) = await gateway.explainer.explain([known], is_admin=_is_admin(http))
         return json_response(found)
 

@@ -13,11 +13,17 @@ from services.gateway.json_response import json_response
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openapi import describes
 from services.gateway.pending import Generation
-from services.gateway.responses.conversion import RENAMES, chat_request, check_responses, own_items
+from services.gateway.responses.conversion import (
+    RENAMES,
+    chat_request,
+    check_responses,
+    own_items,
+    references,
+    repeated_format,
+)
 from services.gateway.responses.events import EVENTS
 from services.gateway.responses.ids import new_response_id
 from services.gateway.responses.items import Item
-from services.gateway.responses.kept import KeptResponse
 from services.gateway.responses.schema import (
     InputTokens,
     InputTokensRequest,
@@ -26,6 +32,7 @@ from services.gateway.responses.schema import (
     ResponsesRequest,
     TextOptions,
 )
+from services.gateway.responses.tools import names_of, repeated_choice, repeated_tools
 from services.gateway.responses.view import ResponsesView
 from services.gateway.routes.chat import chat_generation
 from services.gateway.serving import Asked, serve
@@ -74,6 +81,7 @@ async def _ask(gateway: Gateway, http: Request, request: ResponsesRequest, ticke
         _begun(gateway, request, generation, answer_id, ticket.received_ns // 10**9),
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         texts=gateway.tokenizer.texts,
+        names=names_of(request.tools),
         now_ns=gateway.wall_ns,
     )
 
@@ -93,14 +101,17 @@ async def _conversation(
     Raises InvalidRequest, Unavailable.
     """
     check_responses(request)
-    kept: KeptResponse | None = None
+    account, salt = caller_of(http), request.cache_salt
+    earlier: list[Item] = []
     if request.previous_response_id is not None:
-        kept = await gateway.kept.find_previous(caller_of(http), request.cache_salt, request.previous_response_id)
+        kept = await gateway.kept.find_previous(account, salt, request.previous_response_id)
         nbytes += kept.weight
+        earlier = await gateway.tokenizer.run(kept.conversation, kept.weight)
+    known, weight = await gateway.kept.find_items(account, salt, references(request), earlier)
+    nbytes += weight
 
     def convert() -> tuple[list[Item], ChatRequest]:
-        earlier = kept.conversation() if kept is not None else []
-        items = [*earlier, *own_items(request)]
+        items = [*earlier, *own_items(request, known)]
         return items, chat_request(request, items, earlier=len(earlier))
 
     return await gateway.tokenizer.run(convert, nbytes)
@@ -127,9 +138,9 @@ def _begun(
         safety_identifier=request.safety_identifier,
         store=request.store is not False and gateway.config.keep_responses,
         temperature=sampling.temperature,
-        text=TextOptions(format=(request.text and request.text.format) or {"type": "text"}),
-        tool_choice=request.tool_choice if request.tool_choice is not None else "auto",
-        tools=request.tools or [],
+        text=TextOptions(format=repeated_format(request.text)),
+        tool_choice=repeated_choice(request.tool_choice),
+        tools=repeated_tools(request.tools),
         top_logprobs=request.top_logprobs or 0,
         top_p=sampling.top_p,
         user=request.user,

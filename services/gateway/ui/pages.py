@@ -72,15 +72,15 @@ def ui_router() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     pages = read_files()
 
-    @router.get("/ui", response_model=None)
+    @router.api_route("/ui", methods=["GET", "HEAD"], response_model=None)
     async def entrance() -> Response:
         return RedirectResponse("ui/", 307, headers=_HEADERS)
 
-    @router.get("/ui/", response_model=None)
+    @router.api_route("/ui/", methods=["GET", "HEAD"], response_model=None)
     async def index(http: Request) -> Response:
         return _response(pages["index.html"], http)
 
-    @router.get("/ui/{name}", response_model=None)
+    @router.api_route("/ui/{name}", methods=["GET", "HEAD"], response_model=None)
     async def file(name: str, http: Request) -> Response:
         page = pages.get(name)
         if page is None:

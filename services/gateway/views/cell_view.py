@@ -15,9 +15,9 @@ from shared.messages.status import CellStatus
 
 
 def cell_view(
-    status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0, *, models: Sequence[str] = ()
+    status: CellStatus, owners: Mapping[str, str], age_s: float = 0.0, *, models: Sequence[str] = (), now_ms: int = 0
 ) -> CellReport:
-    """Return the report of ``status``, which this gateway received ``age_s`` ago.
+    """Return the report of ``status``, which this gateway received ``age_s`` ago, at ``now_ms`` of Unix time.
 
     It is for an operator who may see the tenants in ``owners``. ``models`` are the names that the gateway serves.
     """
@@ -28,6 +28,7 @@ def cell_view(
         pools=[pool_view(pool) for pool in status.pools],
         tenants=tenant_view(status, owners) if owners else [],
         models=list(models),
+        now_ms=now_ms,
         chunk_tokens=chunk_tokens(status.page_size),
         flows=flows_view(status),
         savings=savings_view(status),

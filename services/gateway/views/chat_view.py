@@ -42,7 +42,10 @@ class ChatView(DataEvents):
     def opening(self) -> list[bytes]:
         """Return one chunk per choice with the role, before any content."""
         return [
-            self._chunk([ChatChunkChoice(index=c.position, delta=AnswerDelta(role="assistant", content=""))])
+            self._chunk(
+                [ChatChunkChoice(index=c.position, delta=AnswerDelta(role="assistant", content=""))],
+                count_output=False,  # The first token may have come: the next chunk has it.
+            )
             for c in self._generation.choices
         ]
 
@@ -123,11 +126,18 @@ class ChatView(DataEvents):
             return None
         return chat_logprobs(delta.logprobs, self._wanted.logprobs, self._texts)
 
-    def _chunk(self, choices: list[ChatChunkChoice], delta: Delta | None = None, *, is_last: bool = False) -> bytes:
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        delta: Delta | None = None,
+        *,
+        is_last: bool = False,
+        count_output: bool = True,
+    ) -> bytes:
         wanted, generation = self._wanted, self._generation
         usage: UsageReport | UnsetType | None = UNSET if not wanted.usage_chunk else None
         if wanted.continuous_usage or (is_last and wanted.usage_chunk):
-            usage = usage_report(generation)
+            usage = usage_report(generation, count_output=count_output)
         prompt = generation.choices[0].request.prompt
         chunk = ChatChunk(
             id=self._head.id,

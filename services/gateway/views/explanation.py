@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.gateway.openai_schema.explanation import Divergence, Explanation, PartName, PromptPart, TimePart
+from services.gateway.openai_schema.explanation import (
+    Divergence,
+    Explanation,
+    PartName,
+    PromptPart,
+    TimePart,
+    Way,
+    WayPart,
+)
 from services.gateway.recent_requests import Figures, RecentRequest
 from services.gateway.views.divergence import Decode, divergence_view
-from shared.messages.explanations import Admission, PromptSpan, Source
+from shared.messages.explanations import Admission, PromptSpan, Source, WeighedWay
 from shared.messages.tokens import Timing, Usage
 
 _FALLBACK: tuple[tuple[Source, str], ...] = (
@@ -64,6 +72,7 @@ def explain(
         total_ms=_ms(end_ns - begin_ns) if end_ns else None,
         parts=time_parts(figures, admission),
         prompt=prompt_parts(known.prompt_tokens, figures.usage, admission, is_admin=is_admin),
+        ways=ways_told(admission),
         importance=figures.importance,
         divergence=_divergence(known, admission, decode, sees_cache=is_admin or sees_cache),
     )
@@ -136,6 +145,28 @@ def _part(span: PromptSpan, admitted_ns: int, *, is_admin: bool) -> PromptPart:
         left = _LEFT[span.departure].format(tier=span.tier, policy=span.policy)
         detail = f"{left} {before_s:.1f} s before this request was admitted"
     return PromptPart(start=span.start, end=span.end, source=span.source, reason=reason, detail=detail)
+
+
+def ways_told(admission: Admission | None) -> list[Way]:
+    """Return the ways to restore the prefix that were compared before an admission."""
+    return [_way(way) for way in admission.ways] if admission is not None else []
+
+
+def _way(way: WeighedWay) -> Way:
+    return Way(
+        way=way.way,
+        taken=way.is_taken,
+        ms=round(way.us / 1000, 3),
+        parts=[
+            WayPart(
+                name=part.name,
+                ms=round(part.us / 1000, 3),
+                bytes=part.nbytes or None,
+                took_ms=round(part.took_us / 1000, 3) if part.took_us >= 0 else None,
+            )
+            for part in way.parts
+        ],
+    )
 
 
 def _counted(prompt_tokens: int, usage: Usage) -> list[PromptPart]:

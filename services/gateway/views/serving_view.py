@@ -10,6 +10,7 @@ from shared.messages.status import CellStatus, StorageBudget
 
 def serving_view(status: CellStatus, limit: ContextLimit) -> Serving:
     """Return the devices and pools of ``status``; the tokens of a disk are estimated by the size of tokens in pools."""
+    devices = [worker.device for worker in status.workers if worker.device is not None]
     return Serving(
         devices=[
             ServingDevice(
@@ -22,7 +23,9 @@ def serving_view(status: CellStatus, limit: ContextLimit) -> Serving:
             for worker in status.workers
             if worker.device is not None
         ],
-        dtype=status.dtype,
+        # Workers of an earlier release do not say in which type they compute, and had no other for KV.
+        dtype=next((device.dtype for device in devices if device.dtype), status.dtype),
+        kv_dtype=status.dtype,
         context_tokens=limit.tokens,
         model_context_tokens=limit.model_tokens,
         page_size=status.page_size,

@@ -106,13 +106,15 @@ async def running_gateway(
 ) -> AsyncIterator[Harness]:
     """``settings`` change the configuration. ``over_http``: a real uvicorn server on a free port. What callers may do
     each minute grows with ``limits_clock``, in seconds. ``model_tokenizer`` is by default that of the bundled model;
-    ``broker`` is one that outlives the gateway.
+    ``broker`` is one that outlives the gateway. Earlier answers are waited for, however busy the machine is.
     """
     broker = broker or MemoryBroker(max_payload=max_payload)
     bus, cell_bus = broker.connect("gateway"), broker.connect("cell")
     cell = ScriptedCell(cell_bus, script)
     await cell.start()
-    config = msgspec.convert({"model": str(MODEL_DIR), "id": "gw", **settings}, GatewayConfig)
+    config = msgspec.convert(
+        {"model": str(MODEL_DIR), "id": "gw", "answer_lookup_ms": 20_000} | settings, GatewayConfig
+    )
     fidelity = fidelity_rules(config, facts.fingerprint)
     gateway = compose(
         config, bus, facts, model_tokenizer or tokenizer(), "beef0001", fidelity, callers_of(config, limits_clock)

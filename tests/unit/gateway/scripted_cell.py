@@ -152,10 +152,9 @@ class ScriptedCell:
         await self.bus.publish(subjects.gateway_output(gateway_id), encode(notice))
         return notice
 
-    async def refuse(self, request: SubmitRequest, code: str, retry_after_ms: int = 0) -> None:
-        word = RequestFailed(
-            request_id=request.request_id, code=code, message=f"refused: {code}", retry_after_ms=retry_after_ms
-        )
+    async def refuse(self, request: SubmitRequest, code: str, retry_after_ms: int = 0, message: str = "") -> None:
+        text = message or f"refused: {code}"
+        word = RequestFailed(request_id=request.request_id, code=code, message=text, retry_after_ms=retry_after_ms)
         await self.notify(request.gateway_id, word)
 
     async def lose_worker(self, request: SubmitRequest, attempt: int) -> None:

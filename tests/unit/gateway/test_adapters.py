@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.gateway.adapter_calls import AdapterCalls
+from services.gateway.adapter_calls import AdapterCalls, AdapterConflict
 from services.gateway.adapter_start import StartAdapters, start_adapters
 from services.gateway.cache_calls import CacheCalls
 from services.gateway.cell import CellView
@@ -26,7 +27,7 @@ from shared.errors import AdapterRefused, ConfigError, InvalidRequest, NotFound,
 from shared.ids import namespace_digest
 from shared.messages.cell_events import LoadAdapter, UnloadAdapter
 from shared.messages.gateway_notices import RequestFailed
-from shared.messages.status import AdapterStatus, CellStatus
+from shared.messages.status import AdapterReplacement, AdapterStatus, CellStatus
 from tests.memory_bus import MemoryBroker
 from tests.unit.gateway.running_gateway import FACTS, Harness, running_gateway, says
 from tests.unit.gateway.scripted_cell import cell_status, idle_workers
@@ -147,6 +148,7 @@ class ScriptedScheduler:
 
     def __init__(self, bus: Bus, *, workers: int = 1) -> None:
         self.bus, self.workers, self.fault, self.is_slow, self.seq = bus, workers, "", False, 0
+        self.is_full = False  # The fault is one that passes.
         self.adapters: dict[str, AdapterStatus] = {}
         self.orders: list[LoadAdapter | UnloadAdapter] = []
 
@@ -159,15 +161,33 @@ class ScriptedScheduler:
             order = decode_input(message.data)
             if isinstance(order, LoadAdapter):
                 self.orders.append(order)
-                names = () if self.fault or self.is_slow else tuple(f"worker-{n}" for n in range(self.workers))
-                faults = {"worker-0": self.fault} if self.fault else {}
-                self.adapters[order.name] = AdapterStatus(
-                    name=order.name, digest=order.digest, path=order.path, workers=names, faults=faults
-                )
+                self.load(order)
             elif isinstance(order, UnloadAdapter):
                 self.orders.append(order)
-                self.adapters.pop(order.name, None)
+                self.unload(order)
             self.seq = message.seq
+
+    def load(self, order: LoadAdapter) -> None:
+        now = self.adapters.get(order.name)
+        if (now.digest if now is not None else "") not in (order.expects, order.digest):
+            return
+        workers = () if self.fault or self.is_slow else tuple(f"worker-{n}" for n in range(self.workers))
+        told = dict.fromkeys(("worker-0",) if self.fault else (), self.fault)
+        faults, waits = ({}, told) if self.is_full else (told, {})
+        if now is not None and now.digest != order.digest and not workers:
+            coming = AdapterReplacement(digest=order.digest, faults=faults, room_waits=waits)
+            self.adapters[order.name] = msgspec.structs.replace(now, replacement=coming)
+            return
+        self.adapters[order.name] = AdapterStatus(
+            name=order.name, digest=order.digest, path=order.path, workers=workers, faults=faults, room_waits=waits
+        )
+
+    def unload(self, order: UnloadAdapter) -> None:
+        now = self.adapters.get(order.name)
+        if now is None or order.digest in ("", now.digest):
+            self.adapters.pop(order.name, None)
+        elif now.replacement is not None and now.replacement.digest == order.digest:
+            self.adapters[order.name] = msgspec.structs.replace(now, replacement=None)
 
     async def answer(self, data: bytes) -> bytes:
         return encode(self.status())
@@ -190,7 +210,7 @@ async def scripted(
     serving = await bus.serve(subjects.rpc("scheduler", "status"), answer)
     following = asyncio.create_task(scheduler.follow())
     try:
-        yield scheduler, AdapterCalls(CacheCalls(bus), view, load_s=load_s, hear_s=0.2)
+        yield scheduler, AdapterCalls(CacheCalls(bus), view, load_s=load_s, room_s=0.1, hear_s=0.2)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -208,7 +228,8 @@ async def test_loading_waits_for_every_worker(files: AdapterFiles) -> None:
     async with scripted(workers=2) as (scheduler, calls):
         await calls.load("tuned", files, replaces=False)
 
-        assert scheduler.orders == [LoadAdapter(name="tuned", path=str(files.directory), digest=files.digest)]
+        order = LoadAdapter(name="tuned", path=str(files.directory), digest=files.digest, expects="")
+        assert scheduler.orders == [order]
         assert calls.view.adapter("tuned") is not None
 
 
@@ -227,7 +248,7 @@ async def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(files: Adapte
 
 
 async def test_what_a_worker_cannot_load_is_taken_back(files: AdapterFiles, tmp_path: Path) -> None:
-    """The reason is told, and the name means what it meant before."""
+    """The reason is told, and the name means what it meant before: nothing is loaded from its directory again."""
     other = read_adapter(make_adapter(tmp_path / "other", alpha=1))
     async with scripted() as (scheduler, calls):
         scheduler.fault = "no memory"
@@ -241,7 +262,8 @@ async def test_what_a_worker_cannot_load_is_taken_back(files: AdapterFiles, tmp_
         with pytest.raises(AdapterRefused):
             await calls.load("tuned", other, replaces=True)
 
-        assert scheduler.orders[-1] == LoadAdapter(name="tuned", path=str(files.directory), digest=files.digest)
+        assert scheduler.orders[-1] == UnloadAdapter(name="tuned", digest=other.digest)
+        assert (scheduler.adapters["tuned"].digest, scheduler.adapters["tuned"].replacement) == (files.digest, None)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +277,81 @@ async def test_waits_are_bounded(files: AdapterFiles, given: dict[str, Any], err
 
         with pytest.raises(Unavailable, match=error):
             await calls.load("tuned", files, replaces=False)
+
+
+async def test_an_adapter_that_a_worker_could_not_load_may_be_loaded_again(files: AdapterFiles) -> None:
+    """Under the name that it has; if it fails again, the name stays."""
+    async with scripted() as (scheduler, calls):
+        scheduler.adapters["tuned"] = AdapterStatus(
+            name="tuned", digest=files.digest, path="/moved", faults={"worker-0": "no file"}
+        )
+        scheduler.fault = "no file"
+        with pytest.raises(AdapterRefused, match="no file"):
+            await calls.load("tuned", files, replaces=False)
+        assert [type(order) for order in scheduler.orders] == [LoadAdapter]
+        scheduler.fault = ""
+
+        await calls.load("tuned", files, replaces=False)
+
+        assert scheduler.adapters["tuned"].workers == ("worker-0",)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_of_two_orders_at_once_one_is_carried_out(files: AdapterFiles, tmp_path: Path, *, replaces: bool) -> None:
+    """The other caller is told, and takes nothing back."""
+    other, first = (read_adapter(make_adapter(tmp_path / name, alpha=n)) for n, name in enumerate("ab", 1))
+    async with scripted() as (scheduler, calls):
+        if replaces:
+            await calls.load("tuned", first, replaces=False)
+
+        told = await asyncio.gather(
+            calls.load("tuned", files, replaces=replaces),
+            calls.load("tuned", other, replaces=replaces),
+            return_exceptions=True,
+        )
+
+        (error,) = [each for each in told if each is not None]
+        assert isinstance(error, AdapterConflict if replaces else InvalidRequest)
+        assert scheduler.adapters["tuned"].digest == (files if told[0] is None else other).digest
+        assert not any(isinstance(order, UnloadAdapter) for order in scheduler.orders)
+
+
+async def test_an_order_that_was_overtaken_is_a_conflict(files: AdapterFiles, tmp_path: Path) -> None:
+    """The scheduler is not called silent when another order changed what this one had done."""
+    other = read_adapter(make_adapter(tmp_path / "other", alpha=1))
+    async with scripted(hears=False) as (scheduler, calls):
+        loading = asyncio.create_task(calls.load("tuned", files, replaces=False))
+        await until(lambda: "tuned" in scheduler.adapters)
+        scheduler.load(LoadAdapter(name="tuned", path="/other", digest=other.digest, expects=files.digest))
+        calls.view.hear(msgspec.structs.replace(scheduler.status(), seq=scheduler.seq + 9), 0.0)
+
+        with pytest.raises(AdapterConflict, match="came in between"):
+            await loading
+
+
+async def test_the_maximum_of_adapters_is_named(files: AdapterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no conflict with another order."""
+    monkeypatch.setattr("services.gateway.adapter_calls.MOST_ADAPTERS", 0)
+    async with scripted() as (scheduler, calls):
+        monkeypatch.setattr(scheduler, "load", lambda order: None)
+
+        with pytest.raises(AdapterRefused, match="its maximum of 0 adapters"):
+            await calls.load("tuned", files, replaces=False)
+
+
+async def test_an_adapter_without_room_is_asked_for_again(files: AdapterFiles, tmp_path: Path) -> None:
+    """While requests run with an unloaded one: the error passes, says so, and leaves everything as it was."""
+    other = read_adapter(make_adapter(tmp_path / "other", alpha=1))
+    async with scripted() as (scheduler, calls):
+        await calls.load("tuned", files, replaces=False)
+        scheduler.fault, scheduler.is_full = "an unloaded adapter still has 2 requests", True
+        for name, replaces in (("tuned", True), ("new", False)):
+            with pytest.raises(Unavailable, match="has no room yet: an unloaded adapter still has 2 requests") as error:
+                await calls.load(name, other, replaces=replaces)
+            assert error.value.retry_after_ms
+
+        assert list(scheduler.adapters) == ["tuned"]
+        assert scheduler.adapters["tuned"].replacement is None
 
 
 async def test_unloading_what_is_not_there_is_not_found(files: AdapterFiles) -> None:
@@ -276,7 +373,7 @@ async def test_unloading_what_is_not_there_is_not_found(files: AdapterFiles) -> 
         ({"lora_name": FACTS.name, "lora_path": "/x"}, "lora_name"),
         ({"lora_name": "a", "lora_path": "here"}, "lora_path"),
         ({"lora_name": "a", "lora_path": "/nowhere"}, "lora_path"),
-        ({"lora_name": "a"}, None),
+        ({"lora_name": "a"}, "lora_path"),
     ],
 )
 async def test_senseless_orders_are_refused(body: dict[str, Any], param: str | None) -> None:
@@ -327,9 +424,34 @@ async def test_a_gateway_is_ready_when_its_adapters_are(files: AdapterFiles) -> 
         view.hear(scheduler.status(), 0.0)
         assert own.reasons_not_ready(view) == []
         assert list(own.faults(view)) == [("tuned", "worker-0: no memory")]
+        scheduler.adapters["tuned"] = AdapterStatus(
+            name="tuned",
+            digest=DIGEST,
+            path="x",
+            workers=("worker-0",),
+            replacement=AdapterReplacement(digest=files.digest),
+        )
+        view.hear(scheduler.status(), 0.0)
+        assert own.reasons_not_ready(view) == ["adapter tuned is being loaded"]
         del scheduler.adapters["tuned"]
         view.hear(scheduler.status(), 0.0)
         assert own.reasons_not_ready(view) == []
+
+
+async def test_an_adapter_of_the_start_replaces_what_has_its_name(files: AdapterFiles) -> None:
+    """In two steps, so that the earlier one serves until workers have the new one, or for good if they cannot."""
+    async with scripted() as (scheduler, calls):
+        scheduler.adapters["tuned"], scheduler.fault = TUNED, "no memory"
+        own = StartAdapters({"tuned": files})
+
+        await own.tell(scheduler.bus)
+
+        (order,) = scheduler.orders
+        assert isinstance(order, LoadAdapter)
+        assert order.expects == DIGEST
+        calls.view.hear(scheduler.status(), 0.0)
+        assert own.reasons_not_ready(calls.view) == []
+        assert list(own.faults(calls.view)) == [("tuned", "the earlier one is in force: worker-0: no memory")]
 
 
 async def test_a_silent_scheduler_is_asked_again(files: AdapterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,6 +472,24 @@ async def test_a_silent_scheduler_is_asked_again(files: AdapterFiles, monkeypatc
         await StartAdapters({"tuned": files}).tell(scheduler.bus)
 
     assert tried == 3
+
+
+async def test_every_adapter_that_a_worker_lacks_is_a_degradation() -> None:
+    """Also one that an operator loaded, and a replacement that was given up. What no worker has is not served."""
+    broken = AdapterStatus(name="broken", digest=DIGEST, path="/x", faults={"worker-0": "no file"})
+    coming = AdapterReplacement(digest="f" * 32, faults={"worker-0": "no memory"})
+    async with running_gateway() as harness:
+        await hear(harness, broken, msgspec.structs.replace(TUNED, replacement=coming))
+        health = (await harness.client.get("/health/ready")).json()
+        refused = await harness.client.post("/v1/completions", json={"model": "gpt-4", "prompt": "sea"})
+        lacks = [(lack.what, lack.reason) for lack in harness.gateway.degraded()]
+
+    assert health["status"] == "degraded"
+    assert lacks == [
+        ("adapter broken", "worker-0: no file"),
+        ("adapter tuned", "the earlier one is in force: worker-0: no memory"),
+    ]
+    assert f"serves {FACTS.name!r}, 'tuned'." in refused.json()["error"]["message"]
 
 
 async def test_a_degraded_cell_names_the_adapter() -> None:

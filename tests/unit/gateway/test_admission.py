@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from services.gateway import admission
 from services.gateway.context_limit import ContextLimit
 from services.gateway.model_facts import ModelFacts, SamplingDefaults
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import MAX_PROMPTS, CompletionRequest
+from services.worker.engine.sampler import SampleRow, sample
 from shared.errors import ContextTooLong, InvalidRequest
 from shared.importance import METRICS
 from shared.messages.requests import CacheHints, Importance
@@ -47,6 +49,18 @@ def test_the_models_own_defaults_apply_where_the_caller_is_silent() -> None:
     assert (params(completion(), facts).temperature, params(completion(), facts).top_k) == (0.6, 20)
     assert (params(completion(temperature=0, top_k=-1), facts).temperature) == 0
     assert (params(completion(temperature=0, top_k=-1), facts).top_k) == 0
+
+
+def test_tokens_that_the_model_suppresses_are_never_drawn() -> None:
+    """Whatever the caller asks for; its other biases stay."""
+    facts = ModelFacts(
+        name="m", fingerprint="00", vocab_size=100, max_context=64, defaults=SamplingDefaults(suppressed=(3, 5))
+    )
+    told = params(completion(logit_bias={"3": 100, "4": 1}, temperature=0), facts)
+    drawn = sample(torch.eye(8)[3:4] * 50, [SampleRow(told, 0)])
+
+    assert told.logit_bias == {3: admission.NEVER, 4: 1.0, 5: admission.NEVER}
+    assert drawn[0].token == 4
 
 
 def test_logprobs_of_the_prompt_read_no_cache() -> None:

@@ -56,6 +56,17 @@ async def test_an_act_of_the_administration_is_one_line(lines: list[Any]) -> Non
     assert "secret" not in str(lines)
 
 
+async def test_of_two_keys_the_one_that_the_path_is_opened_with_is_named(lines: list[Any]) -> None:
+    """Else a tenant's key would stand beside an act of the administration."""
+    both = {"authorization": "Bearer good-key", "x-admin-key": ADMIN}
+    async with running_gateway(says("hi"), api_keys=("good-key",), admin_key=ADMIN) as harness:
+        await harness.client.post("/v1/cache/flush", json={"tiers": ["none"]}, headers=both)
+        await harness.client.get("/v1/models", headers=both | {"authorization": "Bearer wrong-key"})
+
+    told = {line["event"]: line["key"] for line in lines if line["event"] in ("administered", "key_refused")}
+    assert told == {"administered": key_id(key_hash(ADMIN.encode())), "key_refused": key_id(key_hash(b"wrong-key"))}
+
+
 def test_lines_are_bounded_and_say_how_many_were_left_out() -> None:
     """Strangers decide how often they are refused."""
     now_s = 0.0

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import AsyncExitStack
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from services.gateway import body
 from services.gateway.openai_schema.chat import ChatRequest
+from shared.errors import TooManyConnections
 
 LONG = b'{"messages":[{"role":"user","content":"' + b"a" * 300_000 + b'"}]}'
 TURNS_OF_AN_ANSWER = 6
@@ -64,3 +68,32 @@ async def test_a_long_body_does_not_wait_for_the_turns_behind_it() -> None:
     assert one.done()
     assert not other.done()
     await other
+
+
+def sent_by(tenant: str, nbytes: int) -> Request:
+    """A request whose whole body is there."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(nbytes), "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    return Request({"type": "http", "headers": headers, "state": {"tenant": tenant}}, receive)
+
+
+async def test_one_tenant_holds_half_of_the_memory_for_bodies() -> None:
+    """Its slow uploads do not shut out others'; without keys callers cannot be told apart."""
+    bodies = body.Bodies(2**17, 1.0, 2**20)
+
+    async with AsyncExitStack() as held:
+        for _ in range(4):
+            await held.enter_async_context(bodies.read(sent_by("flood", 2**17)))
+        with pytest.raises(TooManyConnections, match="of your key's tenant take"):
+            await held.enter_async_context(bodies.read(sent_by("flood", 2**17)))
+        for tenant in ("other", "", "", ""):
+            await held.enter_async_context(bodies.read(sent_by(tenant, 2**17)))
+        with pytest.raises(TooManyConnections, match="request bodies take"):
+            await held.enter_async_context(bodies.read(sent_by("third", 2**17)))
+
+    assert bodies.held_bytes == 0
+    async with bodies.read(sent_by("flood", 2**17)):
+        assert bodies.held_bytes == 2**17

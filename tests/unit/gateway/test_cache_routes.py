@@ -169,10 +169,11 @@ async def test_malformed_bodies_are_refused() -> None:
         ("pins", {"prompt": "x", "tools": []}, "tools"), ("pins", {"messages": []}, "messages"),
         ("pins", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ("flush", {"tiers": []}, "tiers"), ("flush", {"tiers": ["moon"]}, "tiers[0]"),
-        ("flush", {"namespace": "x"}, "namespace"), ("flush", {"tier": ["device"]}, None),
+        ("flush", {"namespace": "x"}, "namespace"), ("flush", {"tier": ["device"]}, "tier"),
         ("flush", {"namespace": NAMESPACE, "cache_salt": "s"}, "cache_salt"),
         ("verify", {"max_chunks": 0}, "max_chunks"), ("verify", {"cursor": "storage-9:"}, "cursor"),
-        ("prewarm", {}, None), ("prewarm", {"prompts": []}, "prompts"), ("prewarm", {"prompts": ["x"] * 65}, "prompts"),
+        ("prewarm", {}, "prompts"), ("prewarm", {"prompts": []}, "prompts"),
+        ("prewarm", {"prompts": ["x"] * 65}, "prompts"),
         ("prewarm", {"prompts": ["x", {"tokens": []}]}, "prompts[1].tokens"),
         ("prewarm", {"prompts": ["x", {"prompt": ""}]}, "prompts[1].prompt"), ("prewarm", [], None),
     ]  # fmt: skip

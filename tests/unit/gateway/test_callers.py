@@ -13,6 +13,7 @@ from services.gateway.callers import Callers
 from services.gateway.keys import key_hash, tenant_id
 from services.gateway.tenant_file import write_tenants
 from services.gateway.tenants import Tenant
+from shared import secret_file
 from shared.errors import ConfigError, NotAuthenticated
 
 SALT = "0123456789abcdef"
@@ -109,7 +110,41 @@ async def test_a_change_adds_revokes_and_keeps_what_is_in_use(tmp_path: Path) ->
     assert (held.is_listed, gone.is_listed) == (True, False)
 
 
-@pytest.mark.parametrize("fault", ["[tenants.a", "mode", "gone", "admin", "api"])
+async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has arrived of it may be whole tables: the tenants of the rest would be turned away."""
+    path = tmp_path / "tenants.toml"
+    write_tenants(path, {"a": tenant("key-of-a"), "b": tenant("key-of-b")})
+    callers = Callers(tenants_file=str(path))
+    write_tenants(path, {"a": tenant("key-of-a"), "b": tenant("key-of-b"), "c": tenant("key-of-c")})
+    whole = path.read_text()
+    part = whole[: whole.index("[tenants.b]")]
+    known: list[list[str]] = []
+    written = iter((part, part + "\n[tenants", whole, None, None, None))
+
+    async def look(at: Path) -> object:
+        known.append([name for name in "abc" if callers.account(name) is not None])
+        text = next(written)
+        if text is not None:
+            at.write_text(text)
+        return secret_file.version_of(at)
+
+    monkeypatch.setattr(callers_module, "CHECK_EVERY_S", 0)
+    monkeypatch.setattr(callers_module, "look_at", look)
+    with pytest.raises(RuntimeError):  # Once all is written.
+        await callers.watch()
+
+    assert known == [["a", "b"]] * 5 + [["a", "b", "c"]] * 2
+
+
+def test_a_key_of_any_characters_opens(tmp_path: Path) -> None:
+    """By its bytes in UTF-8, as clients send it."""
+    callers = Callers(api_keys=("ключ-à",))
+
+    sent = Headers(raw=[(b"authorization", b"Bearer " + "ключ-à".encode())])
+    assert callers.identify(sent).name == tenant_id("ключ-à".encode())
+
+
+@pytest.mark.parametrize("fault", ["[tenants.a", "", "\n", "mode", "gone", "admin", "api"])
 async def test_a_faulty_change_leaves_everything_as_it_was(tmp_path: Path, fault: str) -> None:
     """A slip of the pen must not lock everybody out; the right file is taken as soon as it is there."""
     path = tmp_path / "tenants.toml"

@@ -71,7 +71,7 @@ async def test_an_answered_prompt_is_told_with_the_load() -> None:
         await until(lambda: any(told.is_first for told in listener.heads))
         await reports(harness).tell()
         await until(lambda: bool(listener.loads) and listener.loads[-1].workers == 3)
-    head = asked_of(msgspec.json.encode(BODY)).head
+    head = asked_of(msgspec.json.encode(BODY), "test-model").head  # The request names no model.
     load = listener.loads[-1]
 
     assert response.status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -115,6 +116,16 @@ async def test_events_are_statuses_until_the_client_goes() -> None:
     assert msgspec.json.decode(line.removeprefix("data: "))["workers"][0]["worker_id"] == "worker-0"
 
 
+async def test_events_have_the_time_by_the_gateways_clock() -> None:
+    """By which it dates requests: a browser's clock may differ."""
+    async with running_gateway() as harness:
+        gateway = replace(harness.gateway, wall_ns=lambda: 1_763_000_000_123_456_789)
+
+        event = msgspec.json.decode(cell_event(gateway).removeprefix(b"data: "))
+
+    assert event["now_ms"] == 1_763_000_000_123
+
+
 async def test_a_silent_scheduler_is_told_as_an_error() -> None:
     """The stream goes on meanwhile: the scheduler may come back."""
     async with running_gateway() as harness:
@@ -123,7 +134,19 @@ async def test_a_silent_scheduler_is_told_as_an_error() -> None:
         event = msgspec.json.decode(cell_event(harness.gateway).removeprefix(b"data: "))
 
     assert event["error"]["code"] == "scheduler_away"
-    assert event["error"]["message"].startswith("scheduler scheduler-0 was last heard of")
+    assert event["error"]["message"] == "scheduler scheduler-0 was last heard of more than 3 s ago"
+
+
+async def test_silence_is_told_in_few_words_that_stay() -> None:
+    """Each other message is read out by the screen readers of all who watch."""
+    async with running_gateway() as harness:
+        told = []
+        for _ in range(100):
+            harness.gateway.cell.heard_s -= 1
+            told.append(msgspec.json.decode(cell_event(harness.gateway).removeprefix(b"data: ")))
+
+    messages = [event["error"]["message"].rpartition("more than ")[2] for event in told if "error" in event]
+    assert list(dict.fromkeys(messages)) == ["3 s ago", "10 s ago", "30 s ago", "60 s ago"]
 
 
 async def test_a_broker_that_is_away_is_named_at_once() -> None:

@@ -119,3 +119,58 @@ async def test_a_request_of_one_choice_is_on_its_way_at_once(bus: LeaderlessBus,
 
     assert stored(broker) == 1
     await starting
+
+
+def test_requests_are_refused_at_once_while_the_broker_stores_nothing(bus: LeaderlessBus) -> None:
+    """One at a time finds out whether it does again, such as after room was made on its disk."""
+    bus.elected_s = 20.0
+    dispatcher = Dispatcher(bus, subjects.request_input("gw"), "gw", PendingTable())
+    ends: list[tuple[str, bool, float]] = []
+    said: list[str] = []
+
+    async def ask(name: str) -> None:
+        begun_s, is_stored = asyncio.get_running_loop().time(), True
+        try:
+            await dispatcher.start(Generation([Choice(submit(name, [1]), 0, 0, now_s=0.0)]))
+        except Unavailable as error:
+            is_stored = False
+            said.append(error.message)
+        ends.append((name, is_stored, asyncio.get_running_loop().time() - begun_s))
+
+    async def run() -> None:
+        await asyncio.gather(ask("first"), ask("beside it"))
+        await asyncio.gather(ask("trying"), ask("refused"), ask("refused too"))
+        await asyncio.gather(ask("later"), ask("later too"))
+
+    run_virtually(run())
+
+    waited = {name: seconds for name, _, seconds in ends}
+    assert [name for name, is_stored, _ in ends if is_stored] == ["trying", "later", "later too"]
+    assert all("does not store the request" in each for each in said)
+    assert min(waited["first"], waited["beside it"]) > 10.0
+    assert 5.0 < waited["trying"] < 10.0
+    assert [waited[name] for name in ("refused", "refused too", "later", "later too")] == [0.0] * 4
+
+
+@pytest.mark.parametrize("deadline_ms", [2_000, 11_000])
+def test_a_short_deadline_says_nothing_of_the_broker(bus: LeaderlessBus, deadline_ms: int) -> None:
+    """Requests after it have the whole time of an election."""
+    bus.elected_s = 15.0
+    dispatcher = Dispatcher(bus, subjects.request_input("gw"), "gw", PendingTable())
+
+    async def ask(name: str, deadline_ms: int) -> bool:
+        request = replace(submit(name, [1]), deadline_ms=deadline_ms)
+        try:
+            await dispatcher.start(Generation([Choice(request, 0, 0, now_s=0.0)]))
+        except Unavailable:
+            return False
+        return True
+
+    async def run() -> list[bool]:
+        is_stored = [await ask("short", deadline_ms)]
+        await asyncio.sleep(10.0 - asyncio.get_running_loop().time() if deadline_ms < 10_000 else 0.0)
+        return [*is_stored, *await asyncio.gather(ask("one", 0), ask("another", 0))]
+
+    are_stored: list[bool] = run_virtually(run())
+
+    assert are_stored == [False, True, True]

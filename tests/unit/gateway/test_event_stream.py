@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
+from services.gateway import sse
 from services.gateway.assembly import Delta
 from services.gateway.event_stream import WRITE_EXTENSION, EventStream, StreamTimes
 from services.gateway.pending import Choice, Generation
@@ -158,3 +160,55 @@ def test_a_quiet_stream_is_kept_alive_from_its_last_write_on() -> None:
             assert loop.time() - begun == pytest.approx(17.0, abs=0.1)
 
     run_virtually(scenario())
+
+
+@pytest.mark.parametrize("framing", [sse.DATA_ONLY, sse.NAMED], ids=["data only", "named"])
+def test_a_stream_without_a_token_opens_by_its_framing(framing: sse.Framing) -> None:
+    """Clients take the first chunk with a choice for the first token, and know an event of the beginning by its name.
+
+    An answer that waits is kept alive in both.
+    """
+
+    class View(CompletionView):
+        def opening(self) -> list[bytes]:
+            return [b"role"]
+
+    View.framing = dataclasses.replace(framing, event=sse.event)
+
+    async def scenario() -> list[bytes]:
+        made, connection, loop = generation(), Connection(), asyncio.get_running_loop()
+        made.is_streaming = True
+        view = View(made, HEAD, Wanted(), TEXTS, lambda: 0)
+        stream = EventStream(made, view, cast(Ticket, Held()), StreamTimes(keepalive_s=10.0, send_s=5.0), None)
+        scope = {"extensions": {WRITE_EXTENSION: connection.write}}
+        task = asyncio.create_task(stream(scope, cast(Any, None), connection.send))
+        loop.call_later(12.0, say, made.choices[0], 0, "a")
+        loop.call_later(13.0, say, made.choices[0], 1, "b", "length")
+        await task
+        return [data.split(b"{")[0] for _, data in connection.sent]
+
+    role, token = b"data: role\n\n", b"data: "
+    late = [framing.keepalive, role + token, token]
+    assert run_virtually(scenario()) == (late if framing is sse.DATA_ONLY else [role, framing.keepalive, token, token])
+
+
+@pytest.mark.parametrize("finish", [None, "length"])
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("earlier_s", [0.0, 1e-10])
+def test_what_comes_as_a_keepalive_falls_due_is_sent(earlier_s: float, takes: bool, finish: str | None) -> None:
+    """In the same turn of the event loop, before or after the timer, and also if it is the end of the answer."""
+
+    async def scenario() -> list[str]:
+        made, loop = generation(), asyncio.get_running_loop()
+        async with streaming(made, keepalive_s=10.0) as (connection, task):
+            connection.takes = takes
+            loop.call_at(loop.time() + 10.0 - earlier_s, say, made.choices[0], 1, "a", finish)
+            if finish is None:
+                loop.call_later(11.0, say, made.choices[0], 2, "b", "length")
+            await task
+            texts: list[str] = []
+            while connection.sent:
+                texts += (await connection.more())[1]
+            return texts
+
+    assert run_virtually(scenario()) == (["a"] if finish else ["a", "b"])

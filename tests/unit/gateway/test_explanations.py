@@ -12,11 +12,11 @@ import pytest
 from services.gateway.keys import tenant_id
 from services.gateway.pending import Choice, Generation
 from services.gateway.recent_requests import Figures, RecentRequest, RecentRequests
-from services.gateway.views.explanation import explain, prompt_parts, time_parts
+from services.gateway.views.explanation import explain, prompt_parts, time_parts, ways_told
 from shared import subjects
 from shared.codec import decode, encode
 from shared.errors import RequestCancelled, Unavailable
-from shared.messages.explanations import Admission, Admissions, GetAdmissions, PromptSpan, Wait
+from shared.messages.explanations import Admission, Admissions, CostPart, GetAdmissions, PromptSpan, Wait, WeighedWay
 from shared.messages.tokens import Timing, TokenItem, Usage
 from tests.scripted_cell import submit
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
@@ -103,6 +103,21 @@ def test_before_the_first_token_the_parts_end_where_it_is_known() -> None:
     assert prompt_parts(26, None, None, is_admin=True) == []
 
 
+def test_ways_are_told_in_milliseconds() -> None:
+    """With bytes and observed times where there are any; none where nothing was weighed."""
+    parts = (CostPart(name="keys", us=1500, nbytes=4096, took_us=700), CostPart(name="compute", us=250))
+    weighed = (WeighedWay(way="sparse", us=1750, parts=parts, is_taken=True),)
+
+    (way,) = ways_told(admission(ways=weighed))
+
+    assert (way.way, way.taken, way.ms) == ("sparse", True, 1.75)
+    assert [(part.name, part.ms, part.bytes, part.took_ms) for part in way.parts] == [
+        ("keys", 1.5, 4096, 0.7),
+        ("compute", 0.25, None, None),
+    ]
+    assert ways_told(None) == ways_told(admission()) == []
+
+
 def test_a_forgotten_request_is_explained_by_its_usage() -> None:
     """Sources are known, reasons are not."""
     parts = prompt_parts(26, Usage(device_tokens=8, disk_tokens=8, hidden_tokens=2), None, is_admin=False)
@@ -150,9 +165,9 @@ class Answers:
         self.now_s = 100.0
         self.recent = RecentRequests(lambda: self.now_s, most=most, kept_s=60)
 
-    def begin(self, name: str) -> Generation:
+    def begin(self, name: str, tenant: str = "") -> Generation:
         request = submit(f"{name}-0", [*range(8)])
-        choice = Choice(msgspec.structs.replace(request, received_ns=T0), 0, 0, self.now_s)
+        choice = Choice(msgspec.structs.replace(request, received_ns=T0, tenant=tenant), 0, 0, self.now_s)
         choice.submitted_ns = at(1)
         generation = Generation([choice])
         self.recent.begin(generation, http_id=f"http-{name}", endpoint="/v1/completions")
@@ -169,6 +184,19 @@ def test_a_request_is_found_by_each_of_its_names() -> None:
 
     assert {id(answers.recent.find(name)) for name in ("a", "a-0", "http-a")} == {id(answers.recent.find("a-0"))}
     assert answers.recent.find("b") is None
+
+
+def test_a_tenant_with_many_requests_displaces_only_its_own() -> None:
+    """The oldest of them, beyond the bound of all."""
+    answers = Answers(most=4)
+    answers.begin("a", "one")
+    for number in range(20):
+        answers.begin(f"b{number}", "two")
+    answers.begin("c", "three")
+
+    assert [known.answer_id for known in answers.recent.newest_first()] == ["c", "b19", "b18", "a"]
+    assert answers.recent.find("b17") is None
+    assert answers.recent.find("http-b17") is None
 
 
 def test_figures_follow_a_choice_to_its_end() -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from services.gateway.error_answers import error_answer
 from services.gateway.failures import error_of_body, error_of_notice, error_of_status, retry_after_s
+from services.gateway.messages_api.errors import error_status
+from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.openai_schema.completions import CompletionRequest
 from services.gateway.openai_schema.errors import error_body
 from shared.errors import (
@@ -25,6 +27,10 @@ from shared.errors import (
     Unavailable,
 )
 from shared.messages.gateway_notices import RequestFailed
+from tests.unit.scheduler.core.cell_fixtures import MakeCell, orders
+from tests.unit.scheduler.core.conftest import make_cell
+
+__all__ = ["make_cell"]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,30 @@ def test_codes_of_notices_are_typed_errors(code: str, kind: type, status: int) -
     assert (error.status, error.message, error.retry_after_ms) == (status, "why", 2500)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "asked", "code"),
+    [
+        ({"max_queued": 1}, 0, "queue_full"),
+        ({"max_queued_tokens": 3}, 0, "queue_full"),
+        ({"max_queued_per_tenant": 1}, 0, "tenant_queue_full"),
+        ({}, 1, "tenant_queue_full"),
+    ],
+)
+def test_a_tenants_bound_in_the_queue_has_a_code_of_its_own(
+    make_cell: MakeCell, bounds: dict[str, int], asked: int, code: str
+) -> None:
+    """The scheduler refuses both as ``queue_full``, which recordings hold; a router must not ask the next cell."""
+    cell = make_cell(workers=0, **bounds)
+    for _ in range(2):
+        cell.submit([1, 2, 3], tenant="a", max_queued=asked)
+    (notice,) = orders(cell.outputs[-1], RequestFailed)
+    error = error_of_notice(notice)
+
+    assert notice.code == "queue_full"
+    assert (error.status, error.code, error.retry_after_ms) == (429, code, notice.retry_after_ms)
+    assert error_status(error) == (429 if code == "tenant_queue_full" else 529)
+
+
 def test_an_unknown_code_is_our_fault_and_is_kept() -> None:
     """A newer scheduler may know codes that this gateway does not."""
     error = error_of_notice(RequestFailed(request_id="r", code="new_thing", message="why"))
@@ -61,7 +91,7 @@ def test_an_unknown_code_is_our_fault_and_is_kept() -> None:
         (b'{"prompt": [1.5]}', "prompt[0]"),
         (b'{"prompt": "x", "logit_bias": {"1": 1000}}', "logit_bias[...]"),
         (b'{"prompt": "x", "cache": {"read": 1}}', "cache.read"),
-        (b"{}", None),
+        (b"{}", "prompt"),
         (b"[]", None),
     ],
 )
@@ -73,6 +103,22 @@ def test_a_wrong_type_names_its_field(body: bytes, param: str | None) -> None:
 
     assert error.param == param
     assert "$" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"messages": [{"role": "user"}, {"content": "x"}]}', "messages[1].role"),
+        (b'{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "messages[0].content[0].type"),
+    ],
+)
+def test_a_field_that_is_left_out_is_named(body: bytes, param: str) -> None:
+    """With the place where it belongs."""
+    with pytest.raises(msgspec.ValidationError) as found:
+        msgspec.json.decode(body, type=ChatRequest)
+    error = error_of_body(found.value)
+
+    assert (error.param, error.message) == (param, f"Object missing required field `{param.rpartition('.')[2]}`")
 
 
 def test_the_body_of_an_error_has_openais_shape() -> None:

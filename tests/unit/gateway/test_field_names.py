@@ -18,6 +18,8 @@ from shared.errors import ContextTooLong
         ("response_format.json_schema.schema", "text.format.schema", "output_config.format.schema"),
         ("response_format.type", "text.format.type", "output_config.format.type"),
         ("tools[3].function.name", "tools[3].name", "tools[3].name"),
+        ("tools[3].function.parameters", "tools[3].parameters", "tools[3].input_schema"),
+        ("tools[3]", "tools[3]", "tools[3]"),
         ("tool_choice.function.name", "tool_choice.name", "tool_choice.name"),
         ("stop[1]", "stop[1]", "stop_sequences[1]"),
         ("stop_token_ids", "stop_token_ids", "stop_token_ids"),

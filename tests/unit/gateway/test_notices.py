@@ -14,6 +14,7 @@ from shared import subjects
 from shared.bus.protocol import Delivery, StreamLimits, StreamMessage
 from shared.codec import encode
 from shared.errors import ThermoclineError, TransportError, Unavailable
+from shared.membership import SUPERSEDED_MOST
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from tests.memory_bus import MemoryBroker, MemoryBus
 from tests.scripted_cell import submit
@@ -55,11 +56,11 @@ class Handled:
         pending.add(Generation(self._choices))
         self.handler = NoticeHandler(self.bus, "gw", Dispatcher(self.bus, subjects.request_input("gw"), "gw", pending))
 
-    def store(self, *numbers: int) -> list[Delivery]:
+    def store(self, *numbers: int, request: str = "") -> list[Delivery]:
         """Publish notices; what is returned has not reached the gateway."""
         deliveries = []
         for number in numbers:
-            word = RequestFailed(request_id=f"r{number}", code="queue_full", message=f"{number}")
+            word = RequestFailed(request_id=request or f"r{number}", code="queue_full", message=f"{number}")
             notice = GatewayNotice(gateway_id="gw", number=number, epoch=1, cause=number, word=word)
             deliveries.append(Delivery(SUBJECT, encode(notice), {}))
             self.broker.publish(deliveries[-1])
@@ -139,3 +140,36 @@ async def test_the_next_notice_does_not_wait_for_a_reading(handled: Handled) -> 
 
     assert await reading
     assert (meanwhile, handled.failed, handled.handler.cursor.last) == ([1, 2], [1, 2], 2)
+
+
+@pytest.mark.parametrize("statuses", [SUPERSEDED_MOST - 1, SUPERSEDED_MOST])
+async def test_notices_begin_again_where_streams_and_schedulers_were_lost(handled: Handled, statuses: int) -> None:
+    """Epochs and numbers begin at 1 again then. A few older statuses are those of a superseded scheduler."""
+    for delivery in handled.store(1, 2, 3):
+        await handled.handler.on_notice(delivery)
+    await handled.handler.catch_up()
+    handled.broker.lose_store()
+    handled.broker.ensure_streams(StreamLimits(max_bytes=2**20))
+    handled.store(1, request="r4")
+
+    for _ in range(statuses):
+        handled.handler.see(epoch=1, seq=1)
+    await handled.handler.catch_up()
+
+    assert handled.failed == ([1, 2, 3, 4] if statuses == SUPERSEDED_MOST else [1, 2, 3])
+
+
+async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(handled: Handled) -> None:
+    """A scheduler that lived on numbers in a higher epoch, and the new stream is shorter than the old one was."""
+    for delivery in handled.store(1, 2, 3):
+        await handled.handler.on_notice(delivery)
+    await handled.handler.catch_up()
+    handled.broker.lose_store()
+    handled.broker.ensure_streams(StreamLimits(max_bytes=2**20))
+    word = RequestFailed(request_id="r4", code="queue_full", message="4")
+    notice = GatewayNotice(gateway_id="gw", number=1, epoch=2, cause=1, word=word)
+    handled.broker.publish(Delivery(SUBJECT, encode(notice), {}))
+
+    await handled.handler.catch_up()
+
+    assert handled.failed == [1, 2, 3, 4]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.prompt_heads import FIRST_DEPTH_BYTES, Asked, asked_of, next_depth
+from services.gateway.responses.ids import cell_of, new_response_id, suffix_of
 
 LONG = "the same words again " * 100
 
@@ -62,6 +63,49 @@ def test_spaces_and_order_in_json_do_not_matter() -> None:
     parts = head_of(model="m", messages=[{"role": "user", "content": [{"type": "text", "text": LONG}]}])
 
     assert one.head == other.head == parts.head
+
+
+def test_spaces_within_tools_and_their_calls_do_not_matter() -> None:
+    """Nor how characters are escaped; the order of keys does, because templates write it."""
+    function = {"name": "sök", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    tools = [{"type": "function", "function": function}]
+    body = {
+        "model": "m",
+        "messages": [{"role": "assistant", "content": LONG, "tool_calls": tools}, {"role": "user", "content": LONG}],
+        "tools": tools,
+    }
+    one = asked_of(json.dumps(body).encode())
+    others = [
+        asked_of(json.dumps(body, indent=2).encode()),
+        asked_of(json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()),
+    ]
+    turned = [{"function": function, "type": "function"}]
+    reordered = asked_of(json.dumps(body | {"tools": turned}).encode())
+
+    assert one.head.digests
+    assert [other.head for other in others] == [one.head, one.head]
+    assert shared(one, reordered) == 0
+
+
+def test_tools_that_are_none_are_none() -> None:
+    """Null and an empty list are as good as no field; what no text can be made of has a head all the same."""
+    plain = chat(LONG, model="m")
+    odd = b'{"model": "m", "tools": ["\\ud800\\ud800"], "messages": [{"role": "user", "content": "x"}]}'
+
+    assert chat(LONG, model="m", tools=None).head == chat(LONG, model="m", tools=[]).head == plain.head
+    assert asked_of(odd).head.nbytes >= 0
+
+
+def test_a_body_without_a_model_is_known_under_the_default() -> None:
+    """As one that names it: the cell answers both from one cache. What a router reads in the body stays as it is."""
+    body = json.dumps({"messages": [{"role": "user", "content": LONG}]}).encode()
+    named, unnamed = chat(LONG, model="m"), asked_of(body, default_model="m")
+
+    assert named.head == unnamed.head
+    assert (unnamed.model, chat(LONG).head == named.head) == ("", False)
+    assert (
+        asked_of(json.dumps({"model": "n", "prompt": LONG}).encode(), "m").head == head_of(model="n", prompt=LONG).head
+    )
 
 
 def test_a_completion_has_a_head_by_its_text_or_its_tokens() -> None:
@@ -142,3 +186,28 @@ def test_a_body_without_what_was_said_before_has_no_head() -> None:
     asked = head_of(input=LONG, previous_response_id="resp_1")
 
     assert (asked.head.digests, asked.previous) == ((), "resp_1")
+
+
+def test_a_thread_that_is_continued_has_no_head() -> None:
+    """One that is created has that of its conversation."""
+    messages = [{"role": "user", "content": LONG}]
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    asked, plain = head_of(messages=messages, thread=thread), head_of(messages=messages)
+
+    assert (asked.head.digests, asked.previous) == ((), "msg_1")
+    assert head_of(messages=messages, thread={"type": "create"}) == plain
+
+
+def test_a_request_that_refers_to_an_item_goes_where_its_response_is_kept() -> None:
+    """The last reference tells: its response has all items before it."""
+    response_id = new_response_id("lisbon")
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "item_reference", "id": "msg_1"},
+        {"type": "item_reference", "id": f"fc_{suffix_of(response_id)}12"},
+        {"role": "user", "content": "go on"},
+    ]
+
+    asked = asked_of(json.dumps({"model": "m", "input": items}).encode())
+
+    assert (asked.previous, cell_of(asked.previous, ["porto", "lisbon"])) == (response_id, "lisbon")

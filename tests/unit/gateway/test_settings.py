@@ -14,7 +14,7 @@ from services.gateway.bootstrap import fidelity_rules, run
 from services.gateway.config import GatewayConfig
 from services.gateway.fidelity import FidelityRules
 from services.gateway.keys import tenant_id
-from services.gateway.model_facts import SamplingDefaults, read_model_facts, sampling_defaults
+from services.gateway.model_facts import SamplingDefaults, read_model_facts, sampling_defaults, unserved_fields
 from shared.config import from_command_line, load
 from shared.errors import ConfigError, OperatorError, UnsupportedModel
 from shared.lifecycle import EXIT_REFUSED, Lifecycle
@@ -33,6 +33,15 @@ def test_flags_of_the_house_are_understood() -> None:
     assert config.nats == ("nats://a:1", "nats://b:2")
     assert (config.id, config.host, config.port, config.threads) == ("g1", "0.0.0.0", 9, 3)
     assert (config.max_body_bytes, config.cache_dir) == (1024**2, Path("d"))
+
+
+def test_a_host_may_be_written_as_in_a_url() -> None:
+    """An IPv6 address with its brackets; an empty one, as of an unset variable, must not mean every address."""
+    host = from_command_line(GatewayConfig, "gateway", ["--model", "m", "--host", "[::1]"], environ={}).host
+
+    assert host == "::1"
+    with pytest.raises(ConfigError, match="--host is empty"):
+        from_command_line(GatewayConfig, "gateway", ["--model", "m", "--host", ""], environ={})
 
 
 @pytest.mark.parametrize("argv", [["--model", "m", "--id", "a.b"], ["--model", "m", "--log-level", "loud"], []])
@@ -91,7 +100,24 @@ def test_sampling_defaults_come_from_the_generation_config() -> None:
     """Only numbers; everything else is OpenAI's."""
     given = {"temperature": 0.6, "top_k": 20.0, "top_p": None, "do_sample": True, "min_p": "x"}
 
-    assert sampling_defaults(given) == SamplingDefaults(temperature=0.6, top_k=20)
+    assert sampling_defaults(given, 100) == SamplingDefaults(temperature=0.6, top_k=20)
+
+
+def test_tokens_that_a_model_suppresses_are_read() -> None:
+    """Those in the vocabulary, alone or as bad words of one token; other forms are no tokens."""
+    given = {"suppress_tokens": [7, 3, 500, -1, "x"], "bad_words_ids": [[5], [1, 2], 9, []]}
+
+    assert sampling_defaults(given, 100).suppressed == (3, 5, 7)
+    assert sampling_defaults({"suppress_tokens": 7, "bad_words_ids": None}, 100).suppressed == ()
+
+
+def test_fields_that_would_change_answers_and_are_not_applied_are_named() -> None:
+    """Values that change nothing are not."""
+    neutral = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "begin_suppress_tokens": [], "forced_bos_token_id": None}
+    given = {"no_repeat_ngram_size": 3, "bad_words_ids": [[1, 2]], "forced_bos_token_id": 0}
+
+    assert unserved_fields(neutral | {"bad_words_ids": [[1]], "suppress_tokens": [2]}) == ()
+    assert unserved_fields(given) == ("no_repeat_ngram_size", "forced_bos_token_id", "bad_words_ids of several tokens")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.gateway import tenant_metrics
 from services.gateway.callers import Callers
 from services.gateway.keys import key_hash
 from services.gateway.openai_schema.cell import CellTenant
@@ -21,6 +22,7 @@ from services.gateway.views.cell_view import cell_view
 from services.gateway.views.tenant_view import tenant_view
 from shared import metrics
 from shared.ids import key_digest
+from shared.messages.gateway_notices import TENANTS_BOUND
 from shared.messages.status import CellStatus, OwnerBytes, TenantLoad
 from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 from tests.unit.gateway.scripted_cell import cell_status
@@ -107,7 +109,8 @@ def tenants(tmp_path: Path) -> Iterator[Path]:
         },
     )
     yield path
-    write_tenants(path, {})
+    for name in ("usage-a", "usage-b"):
+        tenant_metrics.forget(name)
 
 
 async def ask(harness: Harness, key: str, **changes: object) -> httpx.Response:
@@ -144,8 +147,8 @@ async def test_what_is_turned_away_is_counted_by_reason(tenants: Path) -> None:
         second = asyncio.create_task(ask(harness, "key-a"))
         await harness.cell.until(lambda: len(harness.cell.submitted) == 2)
         assert (await ask(harness, "key-a")).status_code == 429
-        await harness.cell.refuse(harness.cell.submitted[1], "queue_full", 100)
-        await second
+        await harness.cell.refuse(harness.cell.submitted[1], "queue_full", 100, f"{TENANTS_BOUND} 1 waiting requests")
+        assert (await second).json()["error"]["code"] == "tenant_queue_full"
 
     rejected = {key: value for key, value in counted("tenant_requests_rejected").items() if "usage" in key[0] + key[1]}
     by_name = {tuple(sorted(key)): value for key, value in rejected.items()}

@@ -108,6 +108,31 @@ def test_a_file_that_others_can_change_or_read_is_refused(tmp_path: Path) -> Non
         read_tenants(tmp_path / "none")
 
 
+def test_a_file_stays_its_owners_and_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways run as its owner or in its group, and may name it otherwise than an operator who comes by a link."""
+    path, link = tmp_path / "real.toml", tmp_path / "tenants.toml"
+    write_tenants(path, {"a": Tenant(salt=SALT)})
+    link.symlink_to(path)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 5678)
+    before = path.stat()
+    write_tenants(link, {"b": Tenant(salt=SALT)})
+    after = path.stat()
+
+    assert link.is_symlink()
+    assert list(read_tenants(path)[1]) == ["b"]
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+
+    def refused(descriptor: int, user: int, group: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", refused)
+    with pytest.raises(PermissionError):
+        write_tenants(path, {"c": Tenant(salt=SALT)})
+    assert list(read_tenants(path)[1]) == ["b"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_keys_are_random_and_known_by_their_digest() -> None:
     """Which is that of SHA-256; its first digits are the key's name."""
     first, second = new_key(), new_key()

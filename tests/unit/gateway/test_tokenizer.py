@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +17,15 @@ from transformers import AutoTokenizer
 
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts, byte_level_alphabet
-from services.gateway.tokenizer import PIECE_CHARACTERS, PIECE_TOKENS, Tokenizer, template_variables
-from shared.errors import ContextTooLong, InvalidRequest
+from services.gateway.tokenizer import (
+    PIECE_CHARACTERS,
+    PIECE_TOKENS,
+    Tokenizer,
+    chat_templates_of,
+    load_tokenizer,
+    template_variables,
+)
+from shared.errors import ContextTooLong, InvalidRequest, OperatorError
 from tests.unit.gateway.running_gateway import MODEL_DIR, tokenizer
 
 REFERENCE = AutoTokenizer.from_pretrained(str(MODEL_DIR))
@@ -43,6 +55,47 @@ def test_a_conversation_is_rendered_by_the_models_template() -> None:
     assert tokenizer().encode_chat(messages) == REFERENCE.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
     )
+
+
+def copied(folder: Path, **fields: Any) -> Path:
+    """The bundled tokenizer without its template, and with these fields in its configuration."""
+    told = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
+    told.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(told | fields))
+    shutil.copy(MODEL_DIR / "tokenizer.json", folder)
+    return folder
+
+
+def test_a_processor_may_have_several_templates(tmp_path: Path) -> None:
+    """By name in a list, as ``tokenizer_config.json`` may have them."""
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    path = copied(tmp_path)
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": named}))
+
+    assert chat_templates_of(load_tokenizer(path)) == ("plain", "with tools")
+
+
+@pytest.mark.parametrize("code", [["tokenization_own.OwnTokenizer", None], "tokenization_own.OwnTokenizer"])
+def test_a_tokenizer_that_is_code_is_refused_by_name(code: object, tmp_path: Path) -> None:
+    """In one line, without the library's advice to trust it."""
+    path = copied(tmp_path, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": code})
+
+    with pytest.raises(OperatorError, match=r"it is code in the folder \(tokenization_own.OwnTokenizer\)"):
+        Tokenizer(path)
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_the_generic_class_needs_no_torch(name: str, tmp_path: Path) -> None:
+    """Under the name that the library saves today, too: importing torch takes seconds and hundreds of megabytes."""
+    code = (
+        "import pathlib, sys; from services.gateway.tokenizer import load_tokenizer\n"
+        "load_tokenizer(pathlib.Path(sys.argv[1])); print('torch' in sys.modules)"
+    )
+    path = copied(tmp_path, tokenizer_class=name)
+
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False"]
 
 
 async def test_encoding_is_left_to_the_call_that_lets_go_of_the_interpreter() -> None:

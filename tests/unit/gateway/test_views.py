@@ -288,6 +288,19 @@ def test_the_usage_chunk_has_no_choices() -> None:
     assert closing["usage"]["prompt_tokens"] == 8
 
 
+def test_the_chunk_of_the_role_counts_no_token() -> None:
+    """The first token may have come, and is that of the chunk with its text."""
+    made = generation()
+    view = ChatView(made, HEAD, Wanted(usage_chunk=True, continuous_usage=True), TEXTS, lambda: 0)
+    feed(made.choices[0], tokens=1, device=4, host=0)
+    role = msgspec.json.decode(view.opening()[0])
+    token = msgspec.json.decode(view.chunk(made.choices[0], made.choices[0].assembly.take()) or b"")
+
+    assert [chunk["usage"]["completion_tokens"] for chunk in (role, token)] == [0, 1]
+    assert [chunk["usage"]["total_tokens"] for chunk in (role, token)] == [8, 9]
+    assert role["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+
+
 def test_an_echo_without_output_hides_the_token_that_was_generated() -> None:
     """max_tokens 0 scores a prompt: no text, no output tokens, the reason is length."""
     made = generation()

@@ -13,6 +13,7 @@ from shared.errors import DeadlineExceeded, InternalError, QueueFull, RequestCan
 from shared.messages.gateway_notices import GatewayNotice, RequestFailed
 from shared.messages.status import CellStatus
 from shared.messages.tokens import TokenItem
+from shared.messages.worker_events import KernelFacts
 from tests.scripted_cell import submit
 from tests.unit.gateway.scripted_cell import cell_status, idle_workers
 
@@ -259,6 +260,22 @@ def test_readiness_needs_a_broker_a_scheduler_and_a_worker() -> None:
     assert cell.reasons_not_ready(4.0, is_connected=True) == []
     cell.is_draining = True
     assert "shutting down" in cell.reasons_not_ready(4.0, is_connected=True)[0]
+
+
+def test_a_gateway_tells_other_kernels_from_another_model() -> None:
+    """So that an upgrade of a running cell does not look like a wrong folder."""
+    kernels = KernelFacts(files="files", epoch=2, release="0.3.0")
+    cell = CellView("fingerprint", kernels)
+    cell.hear(cell_status(model="other", workers=idle_workers(1), kernels=KernelFacts(files="files", epoch=3)), 1.0)
+    (other_kernels,) = cell.reasons_not_ready(1.0, is_connected=True)
+    cell.hear(cell_status(model="other", workers=idle_workers(1)), 2.0)
+    (unknown,) = cell.reasons_not_ready(2.0, is_connected=True)
+    cell.hear(cell_status(model="other", workers=idle_workers(1), kernels=KernelFacts(files="g", epoch=2)), 3.0)
+    (another_model,) = cell.reasons_not_ready(3.0, is_connected=True)
+
+    assert "this gateway's are of release 0.3.0 (numerics epoch 2), the cell's of numerics epoch 3" in other_kernels
+    assert "those of the cell are of a release that does not name its numerics epoch" in unknown
+    assert another_model == "the cell serves another model than this gateway"
 
 
 def test_a_cell_whose_workers_all_drain_is_not_ready() -> None:

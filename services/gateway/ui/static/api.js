@@ -1,14 +1,14 @@
 // Calls of the gateway. Every failure is an ApiError with a `kind` that says what a person can do about it.
 
+import { keep, kept } from "./kept.js";
+
 export const keys = {
-  get admin() { return sessionStorage.getItem("thermocline.admin") ?? ""; },
-  get api() { return sessionStorage.getItem("thermocline.api") ?? ""; },
+  get admin() { return kept("sessionStorage", "thermocline.admin"); },
+  get api() { return kept("sessionStorage", "thermocline.api"); },
   /** Kept for this tab alone, until it closes. */
   set(admin, api) {
-    for (const [name, key] of [["admin", admin], ["api", api]]) {
-      if (key) sessionStorage.setItem(`thermocline.${name}`, key);
-      else sessionStorage.removeItem(`thermocline.${name}`);
-    }
+    keep("sessionStorage", "thermocline.admin", admin);
+    keep("sessionStorage", "thermocline.api", api);
   },
 };
 
@@ -18,7 +18,7 @@ const MOST_EVENT_CHARS = 2 ** 24;
 const address = (path) => new URL(`..${path}`, document.baseURI);
 
 export class ApiError extends Error {
-  /** `kind`: gone (no answer), locked (401), off (403), away (503), refused (anything else). */
+  /** `kind`: gone (no answer), locked (401), off (403), busy (429), away (503), refused (anything else). */
   constructor(kind, message, code = "") {
     super(message);
     this.kind = kind;
@@ -56,7 +56,7 @@ async function send(path, { method = "GET", body, signal } = {}) {
   if (response.ok) return response;
   let told = {};
   try { told = (await response.json()).error ?? {}; } catch { /* A proxy's page; its status says enough. */ }
-  const kind = { 401: "locked", 403: "off", 503: "away" }[response.status] ?? "refused";
+  const kind = { 401: "locked", 403: "off", 429: "busy", 503: "away" }[response.status] ?? "refused";
   throw new ApiError(kind, told.message ?? `The gateway answers ${response.status}.`, told.code ?? "");
 }
 

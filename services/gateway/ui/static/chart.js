@@ -6,8 +6,8 @@ import { clockTime } from "./words.js";
 const HEIGHT = 170, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 22;
 
 /**
- * `series`: [{points: [{x: ms, y}], color: "--device", kind: "line" | "dots"}]; `from`..`to` in ms; `most` the top of
- * the scale; `word` writes a value; `width` is that of its place, in pixels.
+ * `series`: [{points: [{x: ms, y}], color: "--device", kind: "line" | "dots", gapMs}]; `from`..`to` in ms; `most` the top of
+ * the scale; `word` writes a value; `width` is that of its place, in pixels. A line is broken where nothing is known for `gapMs`.
  */
 export function chart({ title, description, series, from, to, most, word, width }) {
   const across = (ms) => LEFT + ((ms - from) / (to - from)) * (width - LEFT - RIGHT);
@@ -19,13 +19,16 @@ export function chart({ title, description, series, from, to, most, word, width 
   });
   const times = [from, (from + to) / 2, to].map((ms, place) =>
     svg("text", { x: across(ms), y: HEIGHT - 6, "text-anchor": ["start", "middle", "end"][place], text: clockTime(ms) }));
-  const drawn = series.flatMap(({ points, color, kind }) => {
-    const seen = points.filter(({ x }) => x >= from && x <= to).map(({ x, y }) => `${across(x).toFixed(1)} ${up(y).toFixed(1)}`);
+  const drawn = series.flatMap(({ points, color, kind, gapMs }) => {
+    const seen = points.filter(({ x }) => x >= from && x <= to);
+    const at = ({ x, y }) => `${across(x).toFixed(1)} ${up(y).toFixed(1)}`;
     const style = { stroke: `var(${color})` };
+    const isCut = (place) => !(seen[place]?.x - seen[place - 1]?.x <= gapMs);
+    const isMarked = (place) => kind === "dots" || seen.length <= 60 || (isCut(place) && isCut(place + 1));
+    const line = kind === "line" ? seen.map((point, place) => `${isCut(place) ? "M" : "L"}${at(point)}`).join("") : "";
     // However many dots there are, they are one element: a line of no length with a round end for each.
-    const dots = svg("path", { class: "dots", d: seen.map((point) => `M${point}h0`).join(""), style });
-    if (kind === "dots") return [dots];
-    return [seen.length > 1 ? svg("polyline", { class: "line", points: seen.join(" "), style }) : null, seen.length <= 60 ? dots : null];
+    const dots = seen.map((point, place) => (isMarked(place) ? `M${at(point)}h0` : "")).join("");
+    return [line && svg("path", { class: "line", d: line, style }), dots && svg("path", { class: "dots", d: dots, style })];
   });
   return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}. ${description}` },
     ...marks.flat(), ...times, ...drawn.filter(Boolean));

@@ -11,7 +11,7 @@ const MOST_CHARS = 2 ** 21; // Browsers keep about twice as many.
 
 export class Chat {
   #log; #text; #system; #salt; #limit; #send; #stop; #said; #running = null;
-  #turns = []; // {asked, answer, explained} of what is over.
+  #turns = []; // {asked, reasoning, answer, explained} of what is over.
 
   constructor(place) {
     this.#log = h("div", { class: "chat", role: "log", "aria-label": "Conversation" });
@@ -73,7 +73,8 @@ export class Chat {
     this.#limit.value = kept.limit ?? 64;
     this.#text.value = kept.draft ?? "";
     for (const turn of kept.turns ?? []) {
-      const { answer, below } = this.#append(turn.asked);
+      const { answer, below, think } = this.#append(turn.asked);
+      think(turn.reasoning);
       answer.textContent = turn.answer || "(an answer without text)";
       fill(below, told(turn.explained));
       this.#turns.push(turn);
@@ -85,16 +86,19 @@ export class Chat {
     if (!this.#log.querySelector(".turn")) this.#log.replaceChildren();
     const answer = h("div", { class: "turn" });
     const below = h("div", { class: "turn-explained" });
-    this.#log.append(h("div", { class: "turn user", text: asked }), answer, below);
-    return { answer, below };
+    const thoughts = h("div", { class: "reasoning quiet small" });
+    const thinking = h("details", { hidden: true }, h("summary", { class: "small", text: "Reasoning" }), thoughts);
+    const think = (words) => { thinking.hidden = !words; thoughts.textContent = words ?? ""; };
+    this.#log.append(h("div", { class: "turn user", text: asked }), thinking, answer, below);
+    return { answer, below, think };
   }
 
   async send() {
     const asked = this.#text.value.trim();
     if (!asked || this.#running) return;
     const messages = [...(this.#system.value.trim() ? [{ role: "system", content: this.#system.value }] : []),
-      ...this.#turns.flatMap((turn) => [{ role: "user", content: turn.asked }, { role: "assistant", content: turn.answer }]), { role: "user", content: asked }];
-    const { answer, below } = this.#append(asked);
+      ...this.#turns.flatMap((turn) => [{ role: "user", content: turn.asked }, { role: "assistant", content: turn.answer, ...(turn.reasoning ? { reasoning_content: turn.reasoning } : {}) }]), { role: "user", content: asked }];
+    const { answer, below, think } = this.#append(asked);
     answer.textContent = "…";
     answer.setAttribute("aria-busy", "true");
     this.#text.value = "";
@@ -104,19 +108,22 @@ export class Chat {
     this.#send.disabled = true;
     this.#stop.hidden = false;
     let text = "";
+    let reasoning = "";
     let explained = null;
     try {
       const body = { messages, stream: true, explain: true, max_tokens: Number(this.#limit.value) || 64,
         ...(this.#salt.value ? { cache_salt: this.#salt.value } : {}) };
       for await (const event of events("/v1/chat/completions", { method: "POST", body, signal: running.signal })) {
         if (event.error) throw new Error(event.error.message);
-        text += event.choices?.[0]?.delta?.content ?? "";
+        const { content, reasoning_content: thought } = event.choices?.[0]?.delta ?? {};
+        text += content ?? "";
+        if (thought) think(reasoning += thought);
         explained = event.explanation ?? explained;
         if (text) answer.textContent = text;
       }
       if (!text) answer.textContent = "(an answer without text)";
       running.signal.throwIfAborted();
-      this.#turns.push({ asked, answer: text, explained });
+      this.#turns.push({ asked, reasoning, answer: text, explained });
       fill(below, told(explained));
     } catch (error) {
       const stopped = running.signal.aborted;
@@ -137,6 +144,6 @@ export class Chat {
 function told(explained) {
   if (!explained) return h("p", { class: "quiet small", text: "This gateway did not explain the answer." });
   return h("details", { class: "column" },
-    h("summary", {}, h("span", { class: "small", text: ` ${percent(hitShare(explained))} of ${count(explained.prompt_tokens)} prompt tokens cached, first token after ${duration(explained.ttft_ms)} ` }), promptBar(explained)),
+    h("summary", {}, h("span", { class: "small", text: ` ${percent(hitShare(explained))} of ${count(explained.prompt_tokens)} prompt tokens cached, first token after ${duration(explained.ttft_ms)}${explained.finish_reason === "length" ? "; the answer ends at its limit of tokens" : ""} ` }), promptBar(explained)),
     explanationView(explained, { hasBar: true }));
 }

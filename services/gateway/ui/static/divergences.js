@@ -2,7 +2,7 @@
 
 import { h, panel } from "./dom.js";
 import { wordDiff } from "./text_diff.js";
-import { causeAdvice, causeWord, clockTime, count, duration, plural } from "./words.js";
+import { causeAdvice, causeWord, count, duration, moment, plural, visible } from "./words.js";
 
 const PART_WORDS = { tools: "the list of tools", template: "text of the chat template", generation_prompt: "the end of the chat template" };
 
@@ -41,8 +41,8 @@ function place({ part, message, role }) {
 function sides({ before, prompt, cached }) {
   const [mine, theirs] = cached === null ? [[{ text: prompt, isCommon: false }], []] : wordDiff(prompt, cached);
   const line = (name, text, parts) => [h("dt", { text: name }),
-    h("dd", { class: "mono" }, h("span", { class: "quiet", text: before ? `…${before}` : "" }),
-      text ? parts.map((part) => (part.isCommon ? part.text : h("mark", { text: part.text }))) : h("mark", { text: "(its end)" }))];
+    h("dd", { class: "mono" }, h("span", { class: "quiet", text: before ? `…${visible(before)}` : "" }),
+      text ? parts.map((part) => (part.isCommon ? visible(part.text) : h("mark", { text: visible(part.text) }))) : h("mark", { text: "(its end)" }))];
   return h("dl", { class: "sides" }, line("prompt", prompt, mine), cached === null ? null : line("cached", cached, theirs));
 }
 
@@ -57,7 +57,7 @@ export function costlyPanel(points, error) {
     h("td", { class: "num", text: count(one.requests) })));
   const columns = [["usual cause", false], ["what differs, in the latest request", false], ["tokens lost", true], ["time lost", true], ["requests", true]];
   return panel("Where prompts leave the cache", { className: "span12", id: "divergences",
-    aside: h("span", { class: "quiet small", text: points?.since_ms ? `the costliest, since ${clockTime(points.since_ms)}` : "the costliest" }) },
+    aside: h("span", { class: "quiet small", text: points?.since_ms ? `the costliest, since ${moment(points.since_ms)}` : "the costliest" }) },
   error ? h("p", { class: "bad", text: error })
     : rows.length ? h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "only-read", text: "Divergence points" }),
       h("thead", {}, h("tr", {}, columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "num" : null, text: name })))), h("tbody", {}, rows)))

@@ -25,11 +25,23 @@ function dressed(element, given, children) {
   return element;
 }
 
-/** Replace what is in `place`, but keep the focus on the element with the same id. */
+/** Replace what is in `place`, but keep the focus on the element with the same id, and wide tables as they were scrolled and focused. */
 export function fill(place, ...children) {
-  const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  const boxes = () => [...place.querySelectorAll(".scroll")].map((box) => [box.querySelector("caption")?.textContent, box]);
+  const before = new Map(boxes().map(([name, box]) => [name, { left: box.scrollLeft, isFocused: box === focused }]));
   place.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
-  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  if (focused?.id) document.getElementById(focused.id)?.focus({ preventScroll: true });
+  for (const [name, box] of before.size ? boxes() : []) {
+    const { left = 0, isFocused = false } = before.get(name) ?? {};
+    if (left) box.scrollLeft = left;
+    if (isFocused) box.focus({ preventScroll: true });
+  }
+}
+
+/** Write `words` where they are others than before: a screen reader reads out what is written, the same words too. */
+export function say(place, words) {
+  if (place.textContent !== words) place.textContent = words;
 }
 
 /** Whether a person marks text in `place`, which would be lost if it were drawn anew. */

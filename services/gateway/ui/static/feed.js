@@ -1,8 +1,10 @@
-// The cell as it goes on: one stream of events, made anew whenever it ends; requests and storages asked for now and then.
+// The cell as it goes on: one stream of events, made anew whenever it ends; requests and storages asked for now and then. A page in
+// the background has no stream: a browser opens six connections to a host, and a seventh page would wait for ever.
 
 import { ApiError, ask, events } from "./api.js";
 
 const SILENT_MS = 8000;
+const BEHIND_MS = 5000;
 const REQUESTS_MS = 2000;
 const SLOWLY_MS = 5000;
 const AWAITED_MS = 200; // Until the cell is heard.
@@ -24,10 +26,14 @@ export class Feed extends EventTarget {
   storagesError = "";
   points = null;
   pointsError = "";
+  #aheadMs = 0; // How far this browser's clock is ahead of the gateway's.
   #abort = null;
   #known = new Map(); // Explanations by request id.
 
   get isLive() { return this.link.state === "live"; }
+
+  /** Now by the gateway's clock, which requests are dated by; Unix time in ms. */
+  nowMs() { return Date.now() - this.#aheadMs; }
 
   /** Begin, or begin anew with other keys. */
   start() {
@@ -49,15 +55,20 @@ export class Feed extends EventTarget {
 
   async #follow(signal) {
     for (let failures = 0; !signal.aborted; failures += 1) {
-      // A stream that says nothing is as good as none: a proxy may hold a connection whose other end is gone.
       const stream = new AbortController();
       const onEnd = () => stream.abort();
       signal.addEventListener("abort", onEnd);
-      let timer = setTimeout(() => stream.abort(), SILENT_MS);
+      let isTurned = false;
+      const onTurn = () => { isTurned = true; stream.abort(); };
+      document.addEventListener("visibilitychange", onTurn);
+      let timer;
       try {
-        for await (const event of events("/v1/cell/events", { signal: stream.signal })) {
+        // A stream that says nothing is as good as none: a proxy may hold a connection whose other end is gone.
+        const isStream = !document.hidden;
+        if (isStream) timer = setTimeout(onEnd, SILENT_MS);
+        for await (const event of isStream ? events("/v1/cell/events", { signal: stream.signal }) : asked(stream.signal)) {
           clearTimeout(timer);
-          timer = setTimeout(() => stream.abort(), SILENT_MS);
+          if (isStream) timer = setTimeout(onEnd, SILENT_MS);
           failures = 0;
           if (signal.aborted) return;
           if (event.error) {
@@ -65,20 +76,23 @@ export class Feed extends EventTarget {
             continue;
           }
           this.cell = event;
+          if (event.now_ms) this.#aheadMs = Date.now() - event.now_ms;
           this.#say("live");
           this.dispatchEvent(new Event("cell"));
         }
-        if (!signal.aborted) this.#say("gone", "The stream of the gateway ended.");
+        if (!signal.aborted && !isTurned) this.#say("gone", "The stream of the gateway ended.");
       } catch (error) {
         if (signal.aborted) return;
+        if (isTurned) continue;
         const known = error instanceof ApiError ? error : new ApiError("gone", "The gateway does not send any more.");
         this.#say(known.kind === "refused" ? "gone" : known.kind, known.message, known.code);
         if (known.kind === "locked" || known.kind === "off") return; // Nothing changes before a person does something.
       } finally {
         clearTimeout(timer);
         signal.removeEventListener("abort", onEnd);
+        document.removeEventListener("visibilitychange", onTurn);
       }
-      await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)], signal);
+      if (!isTurned) await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)], signal);
     }
   }
 
@@ -132,11 +146,21 @@ export class Feed extends EventTarget {
   }
 }
 
+/** The cell, asked for again and again. */
+async function* asked(signal) {
+  while (!signal.aborted) {
+    yield await ask("/v1/cell", { signal });
+    await pause(BEHIND_MS, signal);
+  }
+}
+
 const isOver = (one) => one !== undefined && !["queued", "running"].includes(one.state);
 
 function pause(ms, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const onEnd = () => { clearTimeout(timer); resolve(); };
+    // Taken off again: a page that is open for days pauses a hundred thousand times.
+    const timer = setTimeout(() => { signal.removeEventListener("abort", onEnd); resolve(); }, ms);
+    signal.addEventListener("abort", onEnd, { once: true });
   });
 }

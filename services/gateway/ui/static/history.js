@@ -34,7 +34,10 @@ export class History {
     if (this.#fine.length > FINE) this.#fine.shift();
     if (nowMs - (this.#coarse.at(-1)?.ms ?? 0) >= COARSE_MS) this.#coarse.push(sample);
     while (this.#coarse.length && this.#coarse[0].ms < nowMs - KEPT_MS) this.#coarse.shift();
-    if (nowMs - this.#savedMs >= SAVE_MS) this.save(nowMs);
+    if (nowMs - this.#savedMs >= SAVE_MS) {
+      this.#savedMs = nowMs;
+      this.save();
+    }
   }
 
   addRequests(list, nowMs) {
@@ -52,8 +55,7 @@ export class History {
   }
 
   /** Keep it for the next time; where the browser will not, `fault` says so. */
-  save(nowMs = Date.now()) {
-    this.#savedMs = nowMs;
+  save() {
     if (!this.#model) return;
     try {
       localStorage.setItem(NAME, JSON.stringify({ model: this.#model, samples: this.#coarse, requests: [...this.#requests.values()] }));

@@ -1,6 +1,6 @@
 // The icicle on a canvas: drawing what can be seen, and moving about in it by pointer, wheel and keys.
 
-import { TIERS, boxAt, heat, tiersOf } from "./tree_model.js";
+import { TIERS, beginning, boxAt, heat, tiersOf } from "./tree_model.js";
 
 const BAND = 22; // Pixels above the tree for the names of namespaces.
 const LEFT = 46; // Pixels for the scale of tokens.
@@ -278,7 +278,7 @@ export class Icicle extends EventTarget {
 
 /** The beginning of a node's text, without the tokens that begin every chat. */
 function firstWords(node) {
-  return (node.head_text ?? node.head.join(" ")).replace(/^(<s>|<\|[^|]*\|>)+/, "").replace(/\s+/g, " ").trim();
+  return beginning(node).replace(/^(<s>|<\|[^|]*\|>)+/, "").replace(/\s+/g, " ").trim();
 }
 
 const numbers = (color) => color.match(/[\d.]+/g).map(Number);

@@ -4,14 +4,15 @@ import { readAddress } from "./address.js";
 import { ask, keys } from "./api.js";
 import { Chat } from "./chat.js";
 import { askKeys, showHelp } from "./dialogs.js";
-import { fill, h } from "./dom.js";
+import { fill, h, say } from "./dom.js";
 import { saveJson } from "./export.js";
 import { Feed } from "./feed.js";
 import { History } from "./history.js";
+import { keep, kept } from "./kept.js";
 import { Manage } from "./manage.js";
 import { Overview } from "./overview.js";
 import { Requests } from "./requests.js";
-import { cellFaults, linkStatus } from "./status.js";
+import { cellFaults, faultsSaid, linkStatus } from "./status.js";
 import { Tree } from "./tree.js";
 
 const NAMES = ["overview", "tree", "requests", "chat", "cache"];
@@ -31,13 +32,13 @@ const views = {
 };
 
 feed.addEventListener("cell", () => {
-  history_.addCell(feed.cell, feed.storages, Date.now());
+  history_.addCell(feed.cell, feed.storages, feed.nowMs());
   const [model = `model ${feed.cell.model.slice(0, 12)}`] = feed.cell.models ?? [];
   byId("model").textContent = model;
   byId("model").title = `${(feed.cell.models ?? []).join(", ")} (${feed.cell.model})`;
   document.title = `${model} – Thermocline`;
 });
-feed.addEventListener("requests", () => history_.addRequests(feed.requests, Date.now()));
+feed.addEventListener("requests", () => history_.addRequests(feed.requests, feed.nowMs()));
 for (const name of ["link", "cell", "slow"]) feed.addEventListener(name, showStatus);
 
 /** What is wrong: one or two words at the top, whole sentences in the banners. Each is written anew only when it changes, because a
@@ -49,13 +50,13 @@ function showStatus() {
   link.dataset.state = feed.link.state;
   link.dataset.level = faults[0]?.level ?? "";
   const words = faults[0]?.word ?? word;
-  if (link.textContent !== words) link.textContent = words;
+  say(link, words);
   const { state } = feed.link;
   tell(byId("banner"), said && [said, word], () => [h("strong", { text: `${word[0].toUpperCase()}${word.slice(1)}. ` }), h("span", { text: said }),
     state === "locked" ? h("button", { type: "button", class: "primary", text: "Give the key", onclick: () => giveKeys() }) : null,
-    state === "off" || state === "gone" ? h("button", { type: "button", text: "Try now", onclick: () => feed.start() }) : null]);
-  tell(byId("degraded"), faults.length ? faults.map((fault) => fault.said) : "", () => [h("strong", { text: "Degraded." }),
-    h("ul", {}, faults.map((fault) => h("li", { text: fault.said })))]);
+    ["off", "gone", "busy"].includes(state) ? h("button", { type: "button", text: "Try now", onclick: () => feed.start() }) : null]);
+  tell(byId("degraded"), faults.length ? faultsSaid(faults) : "", () => [h("strong", { text: "Degraded." }),
+    h("ul", {}, faultsSaid(faults).map((text) => h("li", { text })))]);
   byId("degraded").dataset.level = faults[0]?.level ?? "";
 }
 
@@ -117,13 +118,17 @@ function setTheme(theme) {
   byId("theme").setAttribute("aria-label", `Colour scheme: ${theme === "system" ? "as the system" : theme}`);
   byId("theme").title = byId("theme").getAttribute("aria-label");
   byId("theme").textContent = { system: "◐", light: "☀", dark: "☾" }[theme];
-  localStorage.setItem("thermocline.theme", theme);
+  keep("localStorage", "thermocline.theme", theme);
   dispatchEvent(new Event("theme"));
 }
 
-const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("thermocline.theme") ?? "system") + 1) % THEMES.length]);
+const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(kept("localStorage", "thermocline.theme")) + 1) % THEMES.length]);
 
 byId("theme").addEventListener("click", nextTheme);
+document.querySelector(".skip").addEventListener("click", (event) => { // Without its fragment: the address names the view.
+  event.preventDefault();
+  byId("main").focus();
+});
 byId("keys").addEventListener("click", () => giveKeys());
 byId("export").addEventListener("click", () => exportView());
 byId("help").addEventListener("click", () => showHelp(SHORTCUTS));
@@ -172,7 +177,7 @@ async function takeLink() {
   return true;
 }
 
-const stored = localStorage.getItem("thermocline.theme");
+const stored = kept("localStorage", "thermocline.theme");
 setTheme(THEMES.includes(stored) ? stored : "system");
 const wasLinked = await takeLink();
 if (NAMES.includes(readAddress().view)) follow();

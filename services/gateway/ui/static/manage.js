@@ -10,7 +10,7 @@ const LONG_MS = 10 * 60 * 1000; // Prewarming computes, and a flush waits for di
 const TIERS = [["device", "device memory"], ["host", "host memory"], ["disk", "disks"], ["remote", "object stores"]];
 
 export class Manage {
-  #place; #pins; #leases; #said; #listed = { pins: [], leases: [] };
+  #place; #pins; #leases; #said; #listed = { pins: [], leases: [] }; #isMissing = false;
 
   constructor(place, feed) {
     this.#place = place;
@@ -20,12 +20,13 @@ export class Manage {
     fill(place, h("div", { class: "column" }, this.#said, h("div", { class: "grid" }, this.#pinForm(), this.#warmForm(), this.#flushForm(),
       panel("Pins", { className: "span12", aside: h("button", { type: "button", class: "small", text: "Refresh", onclick: () => this.show() }) }, this.#pins),
       panel("Leases", { className: "span12" }, this.#leases))));
-    feed.addEventListener("link", () => feed.isLive && !this.#pins.firstChild && this.show());
+    feed.addEventListener("link", () => { if (feed.isLive && this.#isMissing) this.show(); });
   }
 
   async show() {
     if (this.#place.hidden) return;
     writeAddress("cache");
+    this.#isMissing = false;
     try {
       const pins = (await ask("/v1/cache/pins")).data;
       fill(this.#pins, pins.length ? table("Pins", [["name", false], ["tokens held", true], ["pages", true], ["until", false], ["", false]], pins.map((pin) => [
@@ -39,6 +40,7 @@ export class Manage {
         lease.tenant || "–", lease.key || "–", count(lease.tokens), duration(1000 * lease.ttl_s), new Date(lease.expires_at * 1000).toLocaleString("en-GB")]))
         : h("p", { class: "quiet", text: "No caller has leased a prefix." }));
     } catch (error) {
+      this.#isMissing = true; // It is asked for again once the cell is heard.
       fill(this.#pins, h("p", { class: "bad", text: error.message }));
     }
   }

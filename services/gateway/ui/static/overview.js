@@ -1,17 +1,18 @@
 // The cell at a glance: figures, tiers and how full they are, hits, what a time range was like, workers.
 
 import { readAddress, writeAddress } from "./address.js";
-import { POOL_WORDS, capacityPanel } from "./capacity.js";
+import { MOST_ROWS, POOL_WORDS, capacityPanel } from "./capacity.js";
 import { chart, roundUp } from "./chart.js";
 import { costlyPanel } from "./divergences.js";
 import { fill, h, isBeingSelected, legend, panel, table } from "./dom.js";
 import { RATES_OVER_MS, flowPanel } from "./flows.js";
 import { quantile } from "./history.js";
-import { bytes, clockTime, count, duration, percent, plural, sourceWord } from "./words.js";
+import { byName, bytes, clockTime, count, duration, percent, plural, sourceWord } from "./words.js";
 
 const HIT_TIERS = ["device", "neighbour", "host", "lent", "disk", "remote"];
 const TENANTS_SHOWN = 20;
 const SOON_MS = 200;
+const GAP_MS = 30 * 1000; // An open page gets a sample each second and keeps one every ten seconds.
 const MINUTE_MS = 60 * 1000;
 // What may be looked at, as it stands in the address, and the width of a step of the hit ratio in seconds.
 const RANGES = { "5m": ["5 minutes", 5 * MINUTE_MS, 5], "15m": ["15 minutes", 15 * MINUTE_MS, 10],
@@ -45,7 +46,7 @@ export class Overview {
   /** What Export JSON saves. */
   data() {
     const [, ms] = RANGES[this.#range];
-    const since = Date.now() - ms;
+    const since = this.#feed.nowMs() - ms;
     return { cell: this.#feed.cell, storages: this.#feed.storages, divergences: this.#feed.points, since_ms: since,
       samples: this.#history.samples(since), ttft_ms: this.#history.ttfts(since).map(({ x, y }) => ({ created_ms: x, ttft_ms: y })) };
   }
@@ -74,7 +75,7 @@ export class Overview {
 
   #figures(cell) {
     const [words, ms] = RANGES[this.#range];
-    const since = Date.now() - ms;
+    const since = this.#feed.nowMs() - ms;
     const ttfts = this.#history.ttfts(since).map(({ y }) => y);
     const seen = `of requests of the last ${words} that this page saw`;
     const figure = (value, what, why = "") => h("div", { class: "figure" }, h("b", { text: value }), h("span", { class: "quiet small", text: what, title: why }));
@@ -93,7 +94,7 @@ export class Overview {
 
   #charts() {
     const [, rangeMs, stepS] = RANGES[this.#range];
-    const to = Date.now();
+    const to = this.#feed.nowMs();
     const points = this.#history.ttfts(to - rangeMs);
     const ratios = this.#history.hitRatios(to - rangeMs, 1000 * stepS);
     const samples = this.#history.samples(to - rangeMs);
@@ -109,23 +110,25 @@ export class Overview {
       series.length > 1 ? legend(series.map((one) => one.color.slice(2)), (name) => series.find((one) => one.color === `--${name}`).name) : null);
     const none = this.#feed.requestsError || "No request has been seen in this time.";
     const tiers = [...new Set(samples.flatMap(({ occupancy }) => Object.keys(occupancy)))];
-    const sampled = (value) => thinned(samples, width).map((one) => ({ x: one.ms, y: value(one) ?? 0 }));
+    const every = Math.ceil((2 * samples.length) / width) || 1;
+    const shown = thinned(samples, every);
+    const sampled = (value) => shown.map((one) => ({ x: one.ms, y: value(one) })).filter(({ y }) => y !== undefined);
+    const line = (name, points, color, gapMs = every * GAP_MS) => ({ name, points, color, kind: "line", gapMs });
     const [running, waiting] = [sampled((one) => one.running), sampled((one) => one.queued)];
     const busiest = 2 * roundUp([...running, ...waiting].reduce((top, { y }) => Math.max(top, y), 2) / 2);
     const slowest = roundUp(points.reduce((top, { y }) => Math.max(top, y), 1));
     return [
-      drawn("Cached share of prompts", `each ${stepS} s`, [{ name: "cached", points: ratios, color: "--ink", kind: "line" }], 1, percent, none),
+      drawn("Cached share of prompts", `each ${stepS} s`, [line("cached", ratios, "--ink", 3000 * stepS)], 1, percent, none),
       drawn("Time to first token", "a dot is a request", [{ name: "requests", points, color: "--ink", kind: "dots" }], slowest, duration, none),
       drawn("Requests", this.#history.fault || (this.#history.beginMs() ? `remembered since ${clockTime(this.#history.beginMs())}` : ""),
-        [{ name: "running", points: running, color: "--ink", kind: "line" }, { name: "waiting", points: waiting, color: "--queue", kind: "line" }], busiest, count, "No sample in this time."),
-      drawn("Memory in use", "share of pages that are cached or leased", tiers.map((tier) => ({ name: POOL_WORDS[tier] ?? tier, color: `--${tier}`, kind: "line", points: sampled((one) => one.occupancy[tier]) })), 1, percent, "No sample in this time."),
+        [line("running", running, "--ink"), line("waiting", waiting, "--queue")], busiest, count, "No sample in this time."),
+      drawn("Memory in use", "share of pages that are cached or leased", tiers.map((tier) => line(POOL_WORDS[tier] ?? tier, sampled((one) => one.occupancy[tier]), `--${tier}`)), 1, percent, "No sample in this time."),
     ];
   }
 }
 
-/** Samples that a line so many pixels wide can tell apart. */
-function thinned(samples, width) {
-  const every = Math.ceil((2 * samples.length) / width);
+/** One sample of so many, the last one among them. */
+function thinned(samples, every) {
   return samples.filter((_, place) => (samples.length - 1 - place) % every === 0);
 }
 
@@ -140,9 +143,11 @@ function hits(cell) {
 }
 
 function workers(cell) {
-  return panel("Workers", { className: "span12" }, cell.workers.length
+  const all = cell.workers;
+  const busiest = [...all].sort((one, other) => other.draining - one.draining || other.running + other.waiting - one.running - one.waiting).slice(0, MOST_ROWS);
+  return panel("Workers", { className: "span12", aside: h("span", { class: "quiet small", text: busiest.length < all.length ? `those that leave and the busiest, ${busiest.length} of ${count(all.length)}` : "requests" }) }, all.length
     ? table("Workers", [["worker", false], ["running", true], ["waiting", true], ["state", false]],
-      [...cell.workers].sort((one, other) => one.worker_id.localeCompare(other.worker_id)).map((worker) => [worker.worker_id, count(worker.running), count(worker.waiting),
+      busiest.sort((one, other) => byName(one.worker_id, other.worker_id)).map((worker) => [worker.worker_id, count(worker.running), count(worker.waiting),
         worker.draining ? h("span", { class: "warn", text: "leaving: it gets no new requests" }) : h("span", { class: "good", text: "serving" })]))
     : h("p", { class: "bad", text: "No worker has joined: nothing can be computed." }));
 }
@@ -150,7 +155,7 @@ function workers(cell) {
 function moving(cell) {
   const facts = [["fetches from below host memory", cell.fetches], ["saves to disk", cell.saves], ["requests that wait for another's KV", cell.deferred],
     ["spans being computed", cell.in_flight_nodes], ["pages pinned", cell.pinned_pages], ["pages that callers lease", cell.leased_pages],
-    ["pages evicted from devices", cell.counters.evicted_pages_device ?? 0], ["pages evicted from host memory", cell.counters.evicted_pages_host ?? 0]];
+    ["pages evicted from devices since the cell began", cell.counters.evicted_pages_device ?? 0], ["pages evicted from host memory since the cell began", cell.counters.evicted_pages_host ?? 0]];
   return panel("Under way", { className: "grows", aside: h("span", { class: "quiet small", text: `scheduler ${cell.scheduler_id}, epoch ${cell.epoch}` }) },
     h("dl", { class: "facts" }, facts.flatMap(([what, number]) => [h("dt", { text: what }), h("dd", { class: "num", text: count(number) })])));
 }

@@ -2,7 +2,7 @@
 
 import { readAddress, writeAddress } from "./address.js";
 import { ask } from "./api.js";
-import { fill, h, isBeingSelected, legend, pager, panel } from "./dom.js";
+import { fill, h, isBeingSelected, legend, pager, panel, say } from "./dom.js";
 import { explanationView, partsBar, promptBar } from "./explanation.js";
 import { ORDERS, choose } from "./request_choice.js";
 import { PARTS, REASONS, SOURCES, clockTime, count, duration, hitShare, partWord, percent, plural, reasonWord, sourceWord } from "./words.js";
@@ -79,7 +79,7 @@ export class Requests {
     if (this.#place.hidden) return;
     const { requests, requestsError } = this.#feed;
     const listed = this.#listed();
-    this.#said.textContent = requests.length ? `${listed.length === requests.length ? "all" : `${count(listed.length)} of`} ${plural(requests.length, "request")} that are kept` : "";
+    say(this.#said, requests.length ? `${listed.length === requests.length ? "all" : `${count(listed.length)} of`} ${plural(requests.length, "request")} that are kept` : "");
     if (requestsError || !listed.length) {
       fill(this.#list, h("p", { class: requestsError ? "bad" : "quiet", text: requestsError || (requests.length ? "No request matches." : "There are no recent requests.") }));
       return;
@@ -95,7 +95,7 @@ export class Requests {
       h("p", { class: "quiet small", text: `A full bar is ${duration(scale)}.` }),
       h("div", { class: "scroll" }, h("table", {},
         h("caption", { class: "only-read", text: "Requests" }),
-        h("thead", {}, h("tr", {}, ["came", "first token", "its parts, and below where the prompt came from", "prompt", "cached"].map((name, place) =>
+        h("thead", {}, h("tr", {}, ["came", "first token", "its parts, and below where the prompt came from", "prompt tokens", "cached"].map((name, place) =>
           h("th", { scope: "col", class: [1, 3, 4].includes(place) ? `num ${place === 3 ? "narrow-hide" : ""}` : null, text: name })))),
         h("tbody", {}, shown.map((one) => this.#row(one, scale))))),
       pager("requests", this.#first, ROWS, listed.length, (first) => { this.#first = first; this.draw(); }));

@@ -3,6 +3,7 @@
 const LINKS = {
   connecting: ["connecting", ""],
   gone: ["gateway away", "The page shows the latest data and tries again by itself."],
+  busy: ["gateway busy", "The page shows the latest data and tries again by itself."],
   locked: ["key needed", "Give the admin key to continue."],
   off: ["administration off", "Start the gateway with an admin key to see the cell. The chat works without one."],
   broker_away: ["broker away", "The gateway answers, but has no broker and so no scheduler. The page shows old data, and continues by itself."],
@@ -18,6 +19,15 @@ export function linkStatus({ state, message, code }) {
   // Messages of the API are parts of a sentence; here they stand as one.
   const said = message && `${message[0].toUpperCase()}${message.slice(1)}${/[.!?]$/.test(message) ? "" : "."}`;
   return { word, said: state === "live" || state === "connecting" ? "" : `${said} ${advice}`.trim() };
+}
+
+const MOST_FAULTS = 10;
+
+/** What a list of faults says: one sentence each, and how many more there are beyond ten. */
+export function faultsSaid(faults) {
+  const said = faults.slice(0, MOST_FAULTS).map((fault) => fault.said);
+  const more = faults.length - said.length;
+  return more ? [...said, `and ${more.toLocaleString("en")} more; Export JSON in the overview has all of them`] : said;
 }
 
 /** Faults of a cell that is heard, the worst first: {level: "bad" | "warn", word, said}. */

@@ -2,9 +2,9 @@
 
 import { readAddress, writeAddress } from "./address.js";
 import { ask } from "./api.js";
-import { fill, h, legend, pager, panel } from "./dom.js";
+import { fill, h, legend, pager, panel, say } from "./dom.js";
 import { Icicle } from "./icicle.js";
-import { layOut, matches } from "./tree_model.js";
+import { beginning, layOut, matches } from "./tree_model.js";
 import { count, plural } from "./words.js";
 
 const PAGE = 1024;
@@ -25,7 +25,7 @@ export class Tree {
     this.#icicle = new Icicle(canvas);
     this.#icicle.addEventListener("pick", () => { this.#asked = ""; this.#write(); this.#drawPicked(); });
     this.#said = h("span", { class: "quiet small", role: "status", id: "tree-said" });
-    this.#search = h("input", { type: "search", id: "tree-search", placeholder: "text, id, namespace or pin", "aria-label": "Search the tree", oninput: () => { this.#find(); this.#write(); },
+    this.#search = h("input", { type: "search", id: "tree-search", placeholder: "text, id, namespace or pin", "aria-label": "Search the tree", oninput: () => { this.#turn = -1; this.#first = 0; this.#find(); this.#write(); },
       onkeydown: (event) => { if (event.key === "Enter") { event.preventDefault(); this.#nextFound(event.shiftKey ? -1 : 1); } } });
     this.#detail = h("div", { id: "tree-picked", "aria-live": "polite" });
     this.#rows = h("div", { hidden: true, id: "tree-table" });
@@ -65,6 +65,8 @@ export class Tree {
     if (isFollowed) {
       const { item, params } = readAddress();
       this.#search.value = params.get("q") ?? "";
+      this.#turn = -1;
+      this.#first = 0;
       if (this.#loadedAt) this.#find();
       this.#asked = item;
       if (!item) this.#icicle.pick(null);
@@ -105,7 +107,7 @@ export class Tree {
         const page = await ask(`/v1/cache?limit=${PAGE}${after ? `&after=${after}` : ""}`, { signal: loading.signal });
         for (const node of page.data) nodes.push(node);
         after = page.next_after;
-        if (after !== null) this.#said.textContent = `${plural(nodes.length, "node")} so far…`;
+        if (after !== null && (isFirst || nodes.length > FRESH_NODES)) this.#said.textContent = `${plural(nodes.length, "node")} so far…`;
       }
       const wasWhole = this.#layout.width;
       this.#nodes = nodes;
@@ -118,7 +120,7 @@ export class Tree {
       this.#drawPicked();
     } catch (error) {
       if (loading.signal.aborted) return;
-      this.#said.textContent = error.message;
+      say(this.#said, error.message);
       this.#loadedAt = performance.now();
     } finally {
       if (this.#loading === loading) this.#loading = null;
@@ -130,19 +132,20 @@ export class Tree {
     this.#listed = wanted ? this.#layout.order.filter((box) => matches(box.node, wanted)) : this.#layout.order;
     this.#foundIds = wanted ? new Set(this.#listed.map((box) => box.node.id)) : null;
     this.#icicle.found = this.#foundIds;
-    this.#turn = -1;
-    this.#first = 0;
+    this.#turn = Math.min(this.#turn, this.#listed.length - 1);
+    this.#first = Math.min(this.#first, ROWS * Math.floor(Math.max(0, this.#listed.length - 1) / ROWS));
     const all = plural(this.#nodes.length, "node");
     const tokens = this.#nodes.reduce((sum, node) => sum + node.tokens, 0);
     const cut = this.#isCut ? `; only the oldest are shown` : "";
-    this.#said.textContent = wanted ? `${count(this.#listed.length)} of ${all} found; Enter goes to the next` : this.#loadedAt ? `${all}, ${plural(tokens, "token")}, ${plural(this.#layout.roots.length, "namespace")}${cut}` : "";
+    say(this.#said, wanted ? `${count(this.#listed.length)} of ${all} found; Enter goes to the next` : this.#loadedAt ? `${all}, ${plural(tokens, "token")}, ${plural(this.#layout.roots.length, "namespace")}${cut}` : "");
     this.#icicle.draw();
     this.#drawTable();
   }
 
   #nextFound(step) {
     if (!this.#foundIds?.size) return;
-    this.#turn = (this.#turn + step + this.#listed.length) % this.#listed.length;
+    const from = this.#turn < 0 && step < 0 ? 0 : this.#turn;
+    this.#turn = (from + step + this.#listed.length) % this.#listed.length;
     const box = this.#listed[this.#turn];
     this.#icicle.zoomTo(box.node.id);
     this.#icicle.pick(box.node.id);
@@ -160,14 +163,18 @@ export class Tree {
   #drawPicked() {
     const box = this.#layout.boxes.get(this.#icicle.picked);
     if (!box) {
+      this.#detail.dataset.told = "";
       fill(this.#detail, h("p", { class: "quiet", text: this.#asked && this.#loadedAt ? `Node ${this.#asked} is not in the tree any more.` : "Choose a node: click it, or use the arrow keys in the picture." }));
       return;
     }
     const { node } = box;
     const held = (pools, unit) => Object.entries(pools).map(([owner, number]) => `${owner}: ${plural(number, unit)}`).join(", ") || "–";
-    const facts = [["node", String(node.id)], ["begins with", node.head_text ?? node.head.join(" ")], ["tokens", `${count(node.depth)} to ${count(node.depth + node.tokens)}`],
+    const facts = [["node", String(node.id)], ["begins with", beginning(node)], ["tokens", `${count(node.depth)} to ${count(node.depth + node.tokens)}`],
       ["hits", count(node.hits)], ["paths through it", count(box.leaves)], ["device", held(node.device, "page")], ["host", held(node.host, "page")],
       ["disk", held(node.disk, "chunk")], ["hidden states", held(node.hidden, "chunk")], ["pins", node.pins.join(", ") || "–"], ["namespace", node.namespace]];
+    const told = JSON.stringify(facts);
+    if (this.#detail.dataset.told === told) return; // A screen reader reads out what is written.
+    this.#detail.dataset.told = told;
     fill(this.#detail, h("dl", { class: "facts" }, facts.flatMap(([what, value]) => [h("dt", { text: what }), h("dd", { class: what === "namespace" ? "mono" : null, text: value })])));
   }
 
@@ -175,14 +182,14 @@ export class Tree {
     if (!this.#asTable) return;
     const shown = this.#listed.slice(this.#first, this.#first + ROWS);
     const sum = (pools) => Object.values(pools).reduce((total, held) => total + held, 0) || "–";
-    const columns = [["node", 0], ["level", 1], ["depth", 1], ["tokens", 1], ["hits", 1], ["device", 1], ["host", 1], ["disk", 1], ["begins with", 0]];
+    const columns = [["node", 0], ["level", 1], ["depth", 1], ["tokens", 1], ["hits", 1], ["device pages", 1], ["host pages", 1], ["disk chunks", 1], ["begins with", 0]];
     fill(this.#rows, h("div", { class: "scroll" }, h("table", {},
       h("caption", { class: "only-read", text: "Nodes of the radix tree, each parent before its children" }),
       h("thead", {}, h("tr", {}, columns.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "num" : null, text: name })))),
       h("tbody", {}, shown.map(({ node, level }) => h("tr", { class: "pick", "aria-current": String(node.id === this.#icicle.picked), onclick: () => { this.#icicle.pick(node.id); this.#drawTable(); } },
         h("td", {}, h("button", { type: "button", class: "plain", id: `node-${node.id}`, text: String(node.id) })),
         [level, node.depth, node.tokens, node.hits, sum(node.device), sum(node.host), sum(node.disk)].map((value) => h("td", { class: "num", text: typeof value === "number" ? count(value) : value })),
-        h("td", { class: "one-line", text: [node.pins.length ? `[pinned: ${node.pins.join(", ")}]` : "", node.head_text ?? node.head.join(" ")].join(" ").trim().slice(0, 60) })))))),
+        h("td", { class: "one-line", text: [node.pins.length ? `[pinned: ${node.pins.join(", ")}]` : "", beginning(node)].join(" ").trim().slice(0, 60) })))))),
     pager("tree", this.#first, ROWS, this.#listed.length, (first) => { this.#first = first; this.#drawTable(); }));
   }
 }

@@ -1,5 +1,7 @@
 // Nodes of the radix tree laid out as an icicle: each path from the root is one unit wide, and depth is in tokens. Pure.
 
+import { visible } from "./words.js";
+
 export const TIERS = ["device", "host", "disk", "hidden"];
 
 /** What a node's pages are in, the fastest first; empty for a node without any. */
@@ -71,6 +73,9 @@ function place(box, x0) {
   box.y0 = box.node.depth;
   box.y1 = box.node.depth + box.node.tokens;
 }
+
+/** The text that a node begins with, or its tokens where the gateway tells none. */
+export const beginning = (node) => visible(node.head_text ?? node.head.join(" "));
 
 /** Whether a node is one that a person looks for: by id, first text, namespace or pin. */
 export function matches(node, wanted) {

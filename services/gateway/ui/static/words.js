@@ -67,7 +67,15 @@ export function bytes(amount) {
   return `${unit ? amount.toFixed(1) : amount} ${units[unit]}`;
 }
 
+/** Text whose characters that are invisible, or turn the order of others round, stand as escapes: U+202E as \u202e. */
+export const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/g,
+  (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 export const clockTime = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+/** A moment that may be days ago: with its date, unless that is today's. */
+export const moment = (ms, nowMs = Date.now()) => (new Date(ms).toDateString() === new Date(nowMs).toDateString() ? clockTime(ms) : new Date(ms).toLocaleString("en-GB"));
+/** The order of names with numbers in them: worker-2 stands before worker-10. */
+export const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 /** Tokens of an explained prompt by source; null where the prompt's parts are not told. */
 export function tokensBySource(explained) {

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.gateway.grammars.checking import REMEMBERED, GrammarChecks
+from services.gateway.accounts import OPEN
+from services.gateway.grammars.checking import REMEMBERED, GrammarChecks, scope_of
 from services.gateway.grammars.requested import Asked
+from services.gateway.keys import key_hash, new_key
+from services.gateway.tenants import Tenant, render_tenants
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages.requests import Grammar
 from tests.unit.gateway.running_gateway import FACTS, running_gateway, says, tokenizer
@@ -74,7 +78,7 @@ async def test_a_model_without_an_end_has_no_grammars() -> None:
     unending = checks()
     unending._eos_token_ids = ()
     with pytest.raises(InvalidRequest, match="no token that ends"):
-        await unending.check(Grammar(kind="regex", text="a"), param="guided_regex")
+        await unending.checked(Grammar(kind="regex", text="a"), param="guided_regex")
     unending.close()
 
 
@@ -82,15 +86,54 @@ async def test_a_grammar_is_compiled_once() -> None:
     """Whether it compiles is remembered, for as many grammars as are kept."""
     made = checks()
     for number in [*range(REMEMBERED + 2), 5]:
-        await made.check(Grammar(kind="regex", text=f"a{number}"), param="x")
+        await made.checked(Grammar(kind="regex", text=f"a{number}"), param="x")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="unclosed"):
-            await made.check(Grammar(kind="regex", text="("), param="x")
+            await made.checked(Grammar(kind="regex", text="("), param="x")
     made.close()
 
     assert len(made._faults) == REMEMBERED
-    assert ("regex", "a0") not in made._faults
-    assert ("regex", "a5") in made._faults
+    assert ("", ("regex", "a0")) not in made._faults
+    assert ("", ("regex", "a5")) in made._faults
+
+
+async def test_a_tenant_does_not_learn_which_grammars_others_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that is known would be checked faster: each tenant's, and each salt's, is compiled anew."""
+    compiled: list[str] = []
+
+    def compile_noted(tokens: Any, grammar: Grammar) -> None:
+        compiled.append(grammar.scope)
+
+    monkeypatch.setattr("services.gateway.grammars.checking.compile_grammar", compile_noted)
+    made, grammar = checks(), Grammar(kind="regex", text="a")
+    acme, other = Tenant(salt="a" * 16), Tenant(salt="b" * 16)
+    scopes = [scope_of(acme, None), scope_of(acme, "s"), scope_of(other, "s"), scope_of(OPEN, "s"), scope_of(OPEN, "")]
+    for scope in scopes * 2:
+        assert (await made.checked(grammar, param="x", scope=scope)).scope == scope
+    made.close()
+
+    assert compiled == scopes
+    assert len(set(scopes)) == 5
+    assert scopes[-1] == ""
+
+
+async def test_a_tenants_grammars_go_to_the_worker_under_its_scope(tmp_path: Path) -> None:
+    """Those of fields, and those that allow for reasoning as well, in both APIs."""
+    key = new_key()
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text(render_tenants({"a": Tenant(salt="a" * 16, keys=(key_hash(key.encode()),))}))
+    tenants.chmod(0o600)
+    headers = {"authorization": f"Bearer {key}"}
+    async with running_gateway(says("x"), tenants=str(tenants), reasoning_parser="think") as harness:
+        for path, body in (
+            ("/v1/chat/completions", CHAT | {"guided_regex": "a"}),
+            ("/v1/completions", {"prompt": "hi", "guided_regex": "a"}),
+        ):
+            await harness.client.post(path, json=body, headers=headers)
+        grammars = [each.sampling.grammar for each in harness.cell.submitted]
+
+    assert [grammar.kind for grammar in grammars if grammar] == ["lark", "regex"]
+    assert {grammar.scope for grammar in grammars if grammar} == {scope_of(Tenant(salt="a" * 16), None)}
 
 
 async def test_the_event_loop_goes_on_while_a_grammar_is_checked() -> None:

@@ -188,7 +188,6 @@ def test_thinking_is_the_templates_switch(
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"container": "c"}, "container"),
-        ({"thread": "t"}, "thread"),
         ({"compaction": {}}, "compaction"),
         ({"fallbacks": [{"model": "other"}]}, "fallbacks"),
         ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),

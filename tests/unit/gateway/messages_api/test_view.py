@@ -104,6 +104,16 @@ def test_an_unfinished_call_is_given_as_it_stands() -> None:
     assert answer.stop_reason == "max_tokens"
 
 
+@pytest.mark.parametrize("letters", ["ca", "caA"])
+def test_a_stop_sequence_is_the_reason_behind_a_call_too(letters: str) -> None:
+    """It may have cut the call off, and tool_use would have the client run it."""
+    made = generation()
+    hear(made.choices[0], letters, "stop", stop="}")
+    answer = Message.model_validate_json(view_of(made).whole())
+
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "}")
+
+
 def test_thinking_can_be_hidden() -> None:
     """Its block stays, empty, so that the conversation can go on."""
     made = generation()
@@ -155,3 +165,20 @@ def test_a_quiet_stream_is_pinged() -> None:
     """By an event, as clients of this API expect."""
     assert MessagesView.framing.keepalive == b'event: ping\ndata: {"type":"ping"}\n\n'
     assert MessagesView.framing.end == b""
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_prompt_that_is_only_to_be_cached_has_no_answer(is_streamed: bool) -> None:
+    """The one token that a worker generates is not told, and not counted."""
+    made = generation()
+    view = view_of(made, max_tokens=0)
+    if is_streamed:
+        *_, last, _ = streamed(view, made, "t")
+        told, usage = last.delta.stop_reason, last.usage
+    else:
+        hear(made.choices[0], "t", "length")
+        whole = Message.model_validate_json(view.whole())
+        assert whole.content == []
+        told, usage = whole.stop_reason, whole.usage
+
+    assert (told, usage.output_tokens) == ("max_tokens", 0)

@@ -20,6 +20,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "list": {"$ref": "#/$defs/list"},
             "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
             "any": {},
+            "odd": {"type": None},
+            "odder": {"type": [{"of": "string"}, "integer"]},
         },
         "$defs": {"list": {"type": "array"}},
     },

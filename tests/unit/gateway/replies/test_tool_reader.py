@@ -65,6 +65,8 @@ CALLS: list[tuple[str, str, list[ReplyPart]]] = [
     ("qwen3_coder", typed("maybe", "None"), a_call(0, "look", '{"maybe": "None"}')),
     ("qwen3_coder", typed("any", '{"a": [1]}'), a_call(0, "look", '{"any": {"a": [1]}}')),
     ("qwen3_coder", typed("any", '"quoted"'), a_call(0, "look", '{"any": "\\"quoted\\""}')),
+    ("qwen3_coder", typed("odd", "[1]"), a_call(0, "look", '{"odd": [1]}')),
+    ("qwen3_coder", typed("odder", "7"), a_call(0, "look", '{"odder": 7}')),
     ("qwen3_coder", typed("at", "1\n\n"), a_call(0, "look", '{"at": "1\\n\\n"}')),
     ("qwen3_coder", typed("at", "x < </paramete"), a_call(0, "look", '{"at": "x < </paramete"}')),
     ("llama3_json", '{"name": "look", "parameters": {"a": 1}}', a_call(0, "look", '{"a": 1}')),

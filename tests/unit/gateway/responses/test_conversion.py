@@ -8,15 +8,26 @@ import msgspec
 import pytest
 
 from services.gateway.openai_schema.chat import ChatRequest
-from services.gateway.responses.conversion import chat_request, check_responses, own_items
+from services.gateway.responses.conversion import (
+    chat_request,
+    check_responses,
+    own_items,
+    repeated_format,
+)
 from services.gateway.responses.schema import ResponsesRequest
+from services.gateway.responses.tools import repeated_choice, repeated_tools
 from shared.errors import InvalidRequest
+from shared.messages.requests import MAX_GRAMMAR_BYTES
+
+
+def request(**fields: Any) -> ResponsesRequest:
+    return msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesRequest)
 
 
 def converted(**fields: Any) -> ChatRequest:
-    request = msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesRequest)
-    check_responses(request)
-    return chat_request(request, own_items(request))
+    asked = request(**fields)
+    check_responses(asked)
+    return chat_request(asked, own_items(asked, {}))
 
 
 def said(chat: ChatRequest) -> list[tuple[str, str, int]]:
@@ -150,3 +161,43 @@ def test_what_would_change_the_answer_is_refused(fields: dict[str, Any], param: 
         converted(**fields)
 
     assert refused.value.param == param
+
+
+def test_a_response_repeats_only_what_was_read() -> None:
+    """It is kept as well, and other fields could be of any size."""
+    junk = "x" * 100_000
+    asked = request(
+        text={"format": {"type": "text", "junk": junk, "schema": {"x": junk}}},
+        tools=[{"type": "function", "name": "f", "parameters": {}, "strict": None, "junk": junk}],
+        tool_choice={"type": "function", "name": "f", "junk": junk},
+    )
+    shaped = request(text={"format": {"type": "json_schema", "name": "n", "schema": {}, "strict": True, "junk": junk}})
+
+    assert msgspec.to_builtins(repeated_format(asked.text)) == {"type": "text"}
+    assert repeated_tools(asked.tools) == [{"type": "function", "name": "f", "parameters": {}, "strict": None}]
+    assert repeated_choice(asked.tool_choice) == {"type": "function", "name": "f"}
+    assert msgspec.to_builtins(repeated_format(shaped.text)) == {
+        "type": "json_schema", "name": "n", "schema": {}, "strict": True,
+    }  # fmt: skip
+    assert msgspec.to_builtins(repeated_format(None)) == {"type": "text"}
+    assert repeated_choice(None) == "auto"
+
+
+def test_a_schema_is_as_long_as_a_grammar_at_most() -> None:
+    """Also where what makes it long says nothing about texts."""
+    schema = {"type": "object", "description": "x" * MAX_GRAMMAR_BYTES}
+    with pytest.raises(InvalidRequest, match="65536") as refused:
+        converted(text={"format": {"type": "json_schema", "name": "n", "schema": schema}})
+
+    assert refused.value.param == "text.format.schema"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"reasoning": {"effort": "x" * 65}}, {"reasoning": {"summary": "x" * 65}}, {"text": {"verbosity": "x" * 65}},
+     {"text": {"format": {"type": "json_schema", "name": "x" * 65}}}, {"text": {"format": {"type": "x" * 65}}}],
+)  # fmt: skip
+def test_words_are_short(fields: dict[str, Any]) -> None:
+    """They are repeated and kept."""
+    with pytest.raises(msgspec.ValidationError, match="64"):
+        request(**fields)

@@ -17,6 +17,7 @@ from services.gateway.router.bootstrap import compose
 from services.gateway.router.config import RouterConfig
 from services.gateway.router.parts import Router
 from tests.waiting import until
+from thermocline.supervisor.ports import free_port
 
 ADMIN_KEY = "an-admin-key-of-tests"
 
@@ -82,13 +83,17 @@ def refuses(status: int, code: str, retry_after: str = "") -> Script:
 
 @dataclass
 class ScriptedGateway:
-    """``script`` answers posts; ``calls`` are those that came. Health is 200 while ``is_ready``."""
+    """``script`` answers posts; ``calls`` are those that came. Health is 200 while ``is_ready``, with ``health``.
+
+    Its port stays its own after :meth:`stop`: nobody else takes it.
+    """
 
     script: Script = answers
     is_ready: bool = True
+    health: bytes = b"{}"
     calls: list[Call] = field(default_factory=list)
     gone: int = 0
-    port: int = 0
+    port: int = field(default_factory=free_port)
     _server: asyncio.Server | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -99,7 +104,6 @@ class ScriptedGateway:
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """No connection is taken any more, and those that are open are cut off."""
@@ -124,7 +128,7 @@ class ScriptedGateway:
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 call = Call(method, target, headers, body, reader, writer)
                 if target == "/health/ready":
-                    await call.answer(200 if self.is_ready else 503, b"{}")
+                    await call.answer(200 if self.is_ready else 503, self.health)
                     continue
                 self.calls.append(call)
                 await self.script(call)
@@ -156,12 +160,16 @@ def chat_body(text: str) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def routing(cells: Mapping[str, Sequence[ScriptedGateway]], **settings: Any) -> AsyncIterator[Harness]:
-    """A router without a broker in front of these gateways; they are asked for their health by tests alone."""
+    """A router without a broker in front of these gateways; they are asked for their health by tests alone.
+
+    It is patient with them where ``settings`` do not say otherwise, as a busy machine needs it to be.
+    """
     for gateways in cells.values():
         for gateway in gateways:
             await gateway.start()
     urls = tuple(f"{name}={'|'.join(each.url for each in gateways)}" for name, gateways in cells.items())
-    config = RouterConfig(cells=urls, summaries=False, admin_key=ADMIN_KEY, port=0, **settings)
+    patience = {"connect_timeout_ms": 20_000, "health_timeout_ms": 20_000}
+    config = RouterConfig(cells=urls, summaries=False, admin_key=ADMIN_KEY, port=0, **(patience | settings))
     router = compose(config)
     sock = bind("127.0.0.1", 0)
     server = make_server(RouterApp(router), router.config.connections())

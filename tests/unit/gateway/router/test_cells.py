@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.held_heads import pack_heads
 from services.gateway.prompt_heads import Asked, Head
@@ -70,6 +71,22 @@ def test_what_was_sent_counts_at_once(cells: Cells) -> None:
     assert cells.index.count(first) == 3
 
 
+def test_requests_without_a_prompt_and_refused_ones_are_no_short_prompts(cells: Cells) -> None:
+    """Load is priced in average prompts: after a thousand calls of ``/tokenize`` it would cost nothing."""
+    cells.hear_heads(heads("a", 1, 1, 2, 3), 1.0)
+    cells.hear_load(load("a", 1, running=40), 1.0)
+    before = chosen(cells)
+    for nbytes in (0, 20) * 1000:
+        cells.begin(Choice("b", 0), Head(nbytes=nbytes), 1.0)
+        cells.end("b", answered_bytes=0)
+    after = chosen(cells)
+    for _ in range(2000):
+        cells.begin(Choice("b", 0), Head(nbytes=20), 1.0)
+        cells.end("b", answered_bytes=20)
+
+    assert (before, after, chosen(cells)) == ("b", "b", "a")
+
+
 def test_a_gap_is_not_trusted_until_a_whole_summary_comes(cells: Cells) -> None:
     """The cell is asked for it meanwhile."""
     cells.hear_heads(heads("a", 2, 1, 2, 3), 1.0)
@@ -122,6 +139,20 @@ def test_old_load_and_old_heads_are_forgotten(cells: Cells) -> None:
     assert full
     assert (stale.busy, stale.is_full) == (0, False)
     assert (counts, cells.index.count("a")) == (3, 0)
+
+
+def test_a_gateway_that_ended_is_forgotten_beside_one_that_goes_on(cells: Cells) -> None:
+    """Each start of a gateway has a name of its own, and a cell has room for so many only."""
+    cells.hear_heads(heads("a", 0, 1, 2, 3, first=True), 0.0)
+    cells.hear_load(load("a", 0), 0.0)
+    other = replace(load("a", -1), gateway="another")
+    cells.hear_load(other, 0.0)
+
+    cells.hear_load(other, FORGET_S + 1)
+    cells.sweep(FORGET_S + 1)
+
+    assert list(cells.by_name["a"].feeds) == ["another"]
+    assert cells.index.count("a") == 0
 
 
 def test_what_was_sent_is_forgotten_where_the_cell_tells(cells: Cells) -> None:

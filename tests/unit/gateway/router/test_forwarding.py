@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -28,7 +30,8 @@ async def test_an_answer_passes_with_its_headers_and_names_its_cell() -> None:
     """Status, body and headers are the gateway's; the cell is added, and what is about the connection is not passed."""
 
     async def script(call: Call) -> None:
-        await call.answer(418, b"tea", "x-request-id: r1", "keep-alive: timeout=5", content_type="text/plain")
+        headers = ("x-request-id: r1", "keep-alive: timeout=5", "date: Tue, 01 Dec 2026 00:00:00 GMT")
+        await call.answer(418, b"tea", *headers, content_type="text/plain")
 
     async with routing({"lisbon": [ScriptedGateway(script)]}) as harness:
         response = await harness.client.post(
@@ -42,6 +45,7 @@ async def test_an_answer_passes_with_its_headers_and_names_its_cell() -> None:
     assert response.headers["x-request-id"] == "r1"
     assert response.headers["x-thermocline-cell"] == "lisbon"
     assert "keep-alive" not in response.headers
+    assert len(response.headers.get_list("date")) == 1
     assert call.target == "/v1/completions?echo=1"
     assert call.body == b'{"prompt": "x"}'
     assert call.headers["authorization"] == "Bearer k"
@@ -165,6 +169,88 @@ async def test_a_stream_that_breaks_ends_with_an_error_in_openais_shape() -> Non
     assert calls == 1
 
 
+@pytest.mark.parametrize("is_at_shutdown", [False, True])
+async def test_a_request_that_lasts_too_long_ends_with_an_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, is_at_shutdown: bool
+) -> None:
+    """Before its answer as a status, and within a stream as its last event; its gateway hears no more of it."""
+    timeout_s = 61.5
+    timers: list[Callable[[], object]] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def later(delay_s: float, callback: Callable[..., object], *values: Any, **named: Any) -> asyncio.TimerHandle:
+        if delay_s == timeout_s:
+            timers.append(lambda: callback(*values))
+        return call_later(delay_s, callback, *values, **named)
+
+    async def streams(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(b"data: 1\n\n")
+        await hangs(call)
+
+    monkeypatch.setattr(loop, "call_later", later)
+    async with routing({"a": [ScriptedGateway(hangs)]}, request_timeout_ms=round(timeout_s * 1000)) as harness:
+        (gateway,) = harness.gateways["a"]
+
+        def end() -> None:
+            if is_at_shutdown:
+                harness.router.end_all()
+            else:
+                timers[-1]()
+
+        asking = asyncio.create_task(harness.chat("x"))
+        await until(lambda: len(gateway.calls) == 1)
+        end()
+        whole = await asking
+        gateway.script = streams
+        async with harness.client.stream("POST", "/v1/chat/completions", json=chat_body("x")) as response:
+            pieces = response.aiter_raw()
+            first = await anext(pieces)
+            end()
+            event, *rest = b"".join([piece async for piece in pieces]).split(b"\n\n")
+        await until(lambda: gateway.gone == 2)
+        calls = sum(harness.calls().values())
+
+    assert whole.status_code == (503 if is_at_shutdown else 504)
+    assert ("retry-after" in whole.headers) is is_at_shutdown
+    assert first == b"data: 1\n\n"
+    assert json.loads(event.removeprefix(b"data: "))["error"] == whole.json()["error"]
+    assert whole.json()["error"]["code"] == ("service_unavailable" if is_at_shutdown else "request_timeout")
+    assert rest == [b"data: [DONE]", b""]
+    assert (calls, harness.router.slots.used, harness.router.cells.by_name["a"].own) == (2, 0, 0)
+
+
+async def test_a_gateway_learns_its_clients_address_from_the_router() -> None:
+    """As the router knows it: what a client says of itself would stand in the gateway's audit log."""
+    async with routing({"a": [ScriptedGateway()]}) as harness:
+        for said in ({}, {"x-forwarded-for": "198.51.100.1, 203.0.113.9"}):
+            await harness.client.post("/v1/chat/completions", json=chat_body("x"), headers=said)
+            await harness.client.get("/v1/models", headers=said)
+        told = [call.headers["x-forwarded-for"] for call in harness.gateways["a"][0].calls]
+
+    assert told == ["127.0.0.1"] * 2 + ["203.0.113.9"] * 2
+
+
+async def test_sessions_of_two_callers_are_two_whatever_their_name() -> None:
+    """Each stays where it began, and one caller's does not draw another's after it."""
+
+    async def cell_of(session: str, key: str, text: str) -> str:
+        headers = {"x-session-id": session, "authorization": f"Bearer {key}"}
+        response = await harness.client.post("/v1/chat/completions", json=chat_body(text * 300), headers=headers)
+        return response.headers["x-thermocline-cell"]
+
+    async with routing({name: [ScriptedGateway()] for name in ("a", "b", "c")}) as harness:
+        cells = {
+            (key, session): {await cell_of(session, key, f"{key} {session} {turn} ") for turn in range(2)}
+            for key in ("one", "two")
+            for session in map(str, range(12))
+        }
+
+    assert all(len(each) == 1 for each in cells.values())
+    assert any(cells["one", session] != cells["two", session] for session in map(str, range(12)))
+
+
 async def test_a_full_cell_is_passed_over_and_all_full_ones_make_a_429() -> None:
     """429 of a full queue goes to the next cell; when none is left the client waits as long as the soonest says."""
     full = refuses(429, "queue_full", "7"), refuses(429, "queue_full", "3")
@@ -198,6 +284,17 @@ async def test_a_tenants_own_limit_is_no_reason_to_ask_another_cell() -> None:
     assert calls == 1
     assert (response.status_code, response.headers["retry-after"]) == (429, "9")
     assert response.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_a_tenants_place_in_the_queue_is_its_own_limit() -> None:
+    """The gateways' code for it, in both APIs' statuses, is an answer: no other cell is asked."""
+    async with routing({name: [ScriptedGateway(refuses(429, "tenant_queue_full", "9"))] for name in "ab"}) as harness:
+        responses = [await harness.chat("x"), await harness.client.post("/v1/messages", json={})]
+        calls = sum(harness.calls().values())
+
+    assert calls == 2
+    assert [response.status_code for response in responses] == [429, 429]
+    assert responses[0].json()["error"]["code"] == "tenant_queue_full"
 
 
 async def test_tries_are_bounded() -> None:
@@ -313,13 +410,22 @@ async def test_a_hostile_body_goes_to_a_cell_which_says_what_is_wrong(body: byte
     assert response.json()["error"]["code"] == "invalid_json"
 
 
-async def test_a_body_that_is_too_large_is_refused_here() -> None:
-    """No gateway sees it."""
-    async with routing({"a": [ScriptedGateway()]}, max_body_bytes=1024) as harness:
-        response = await harness.client.post("/v1/completions", content=b"x" * 2000)
+@pytest.mark.parametrize("body", [b"x" * 5_000_000, b'{"messages":[%s{}]}' % (b"{}," * 200_000)])
+async def test_a_body_that_is_too_large_is_refused_here(body: bytes) -> None:
+    """No gateway sees it. One of too many values would take seconds to read, in which no stream would go on."""
+    async with routing({"a": [ScriptedGateway()]}, max_body_bytes=4_000_000) as harness:
+        response = await harness.client.post("/v1/completions", content=body)
 
-    assert response.status_code == 413
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
     assert harness.calls() == {"a": 0}
+
+
+async def test_a_long_body_that_is_no_json_goes_to_a_cell() -> None:
+    """It says what is wrong."""
+    async with routing({"a": [ScriptedGateway(refuses(400, "invalid_json"))]}) as harness:
+        response = await harness.client.post("/v1/completions", content=b"x" * 500_000)
+
+    assert (response.status_code, harness.calls()) == (400, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -358,6 +464,47 @@ async def test_models_of_all_cells_are_joined() -> None:
     assert refused.status_code == 401
 
 
+async def test_the_one_answer_about_models_is_the_cells_own() -> None:
+    """Its id, its cell and what the cell says of a refusal pass; a joined list has an id of the router."""
+
+    def lists(name: str) -> ScriptedGateway:
+        body = json.dumps({"data": [{"id": name}]}).encode()
+        return ScriptedGateway(lambda call: call.answer(200, body, "x-request-id: r1", "keep-alive: timeout=5"))
+
+    async def refused(call: Call) -> None:
+        await call.answer(401, b'{"error": {}}', "x-request-id: r2", "www-authenticate: Bearer")
+
+    async with routing({"a": [lists("x")]}) as harness:
+        one = await harness.client.get("/v1/models")
+        card = await harness.client.get("/v1/models/x")
+    async with routing({"a": [lists("x")], "b": [lists("y")]}) as harness:
+        joined = await harness.client.get("/v1/models")
+    async with routing({"a": [ScriptedGateway(refused)]}) as harness:
+        closed = await harness.client.get("/v1/models")
+
+    for response in (one, card):
+        assert (response.headers["x-request-id"], response.headers["x-thermocline-cell"]) == ("r1", "a")
+        assert "keep-alive" not in response.headers
+    assert joined.headers["x-request-id"].startswith("router-")
+    assert (closed.headers["x-request-id"], closed.headers["www-authenticate"]) == ("r2", "Bearer")
+
+
+async def test_every_answer_of_the_router_has_an_id() -> None:
+    """Its own pages, errors and refusals."""
+    async with routing({"a": [ScriptedGateway()]}) as harness:
+        found = [
+            await harness.client.get(path)
+            for path in ("/health", "/health/ready", "/health/live", "/version", "/metrics", "/v1/cells", "/none")
+        ]
+        found.append(await harness.client.head("/health"))
+        harness.router.is_draining = True
+        unready = await harness.client.get("/health/ready")
+
+    assert all(response.headers["x-request-id"].startswith("router-") for response in (*found, unready))
+    assert len({response.headers["x-request-id"] for response in found}) == len(found)
+    assert unready.headers["retry-after"]
+
+
 async def test_operators_see_cells_under_the_admin_key_alone() -> None:
     """Health says how many cells answer; names and addresses need the key."""
     async with routing({"a": [ScriptedGateway()], "b": [ScriptedGateway()]}) as harness:
@@ -373,13 +520,23 @@ async def test_operators_see_cells_under_the_admin_key_alone() -> None:
     assert 'thermocline_router_cell_up{cell="b"} 0.0' in metrics
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/cache", 404), ("GET", "/v1/completions", 405)])
-async def test_other_routes_are_refused_in_openais_shape(method: str, path: str, status: int) -> None:
-    """Unknown paths and wrong methods."""
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed"),
+    [
+        ("GET", "/v1/cache", 404, None),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("PUT", "/v1/responses/x", 405, "GET, DELETE"),
+        ("POST", "/health", 405, "GET, HEAD"),
+    ],
+)
+async def test_other_routes_are_refused_in_openais_shape(
+    method: str, path: str, status: int, allowed: str | None
+) -> None:
+    """Unknown paths, and wrong methods with the right ones (RFC 9110, section 15.5.6)."""
     async with routing({"a": [ScriptedGateway()]}) as harness:
         response = await harness.client.request(method, path)
 
-    assert response.status_code == status
+    assert (response.status_code, response.headers.get("allow")) == (status, allowed)
     assert response.json()["error"]["type"]
 
 

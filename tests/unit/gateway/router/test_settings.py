@@ -69,14 +69,18 @@ def test_authorities_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_router_starts_without_a_broker_and_without_cells() -> None:
-    """It says that it is not ready, and it ends when it is told to."""
+    """It says that it is not ready, and it ends when it is told to.
+
+    On loopback it answers only to its own names: cells may ask for no keys, and a page may have its name resolve here.
+    """
     port, life = free_port(), Lifecycle()
     gateway = ScriptedGateway()
-    await gateway.start()
-    url = gateway.url
-    await gateway.stop()
     config = RouterConfig(
-        cells=(f"a={url}",), port=port, nats=(f"nats://127.0.0.1:{free_port()}",), log_level="error", health_ms=10
+        cells=(f"a={gateway.url}",),
+        port=port,
+        nats=(f"nats://127.0.0.1:{free_port()}",),
+        log_level="error",
+        health_ms=10,
     )
     running = asyncio.create_task(run(config, life))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client, asyncio.timeout(30):
@@ -85,10 +89,13 @@ async def test_a_router_starts_without_a_broker_and_without_cells() -> None:
         await gateway.start()
         while not await _answers(client, 200):
             await asyncio.sleep(0.01)
+        foreign = await client.get("/v1/models", headers={"host": "evil.example"})
     await gateway.stop()
     life.stop()
     await running
 
+    assert (foreign.status_code, foreign.json()["error"]["code"]) == (421, "unknown_host")
+    assert not gateway.calls
     assert life.exit_code == 0
 
 
@@ -133,7 +140,8 @@ async def test_a_cell_with_another_model_makes_the_router_degraded() -> None:
     """Both cells answer; who has the admin key reads which one gets no requests, and why."""
     router = compose(RouterConfig(cells=("a=http://127.0.0.1:1", "b=http://127.0.0.1:2")))
     for name in ("a", "b"):
-        router.cells.hear_load(CellLoad(cell=name, gateway="g", incarnation="1", models=("m",), fingerprint=name), 0.0)
+        load = CellLoad(cell=name, gateway="g", incarnation="1", models=("m",), fingerprint=name)
+        router.cells.hear_load(load, router.clock())
     found = {cell.name: cell.error for cell in cells_view(router).data}
 
     assert (health_view(router).status, health_view(router).cells_open) == ("degraded", 1)

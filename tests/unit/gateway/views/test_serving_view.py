@@ -49,6 +49,18 @@ def test_devices_pools_and_context_are_told() -> None:
     ]
 
 
+def test_the_type_of_the_model_and_that_of_kv_are_told_apart() -> None:
+    """KV of eight bits is computed in a wider type, which workers of an earlier release do not name."""
+    device = DeviceFacts(kind="cpu", dtype="float32")
+    worker = WorkerStatus(worker_id="w", incarnation="i", running=0, waiting=0, device=device)
+
+    found = serving_view(status(workers=(worker,), dtype="float8_e4m3fn"), ContextLimit(160))
+    earlier = serving_view(status(), ContextLimit(160))
+
+    assert (found.dtype, found.kv_dtype) == ("float32", "float8_e4m3fn")
+    assert (earlier.dtype, earlier.kv_dtype) == ("bfloat16", "bfloat16")
+
+
 def test_a_host_pool_that_is_being_made_is_told() -> None:
     """With the size that it will have."""
     budget = StorageBudget(storage_id="s", host=20 * MIB, awaits_pool=True)
