@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from shared.adapter_patterns import Patterns
 from shared.errors import AdapterRefused
 from shared.ids import DIGEST_BYTES
 from shared.undecodable import UNPARSABLE
@@ -29,6 +30,15 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 MOST_CONFIG_BYTES = 2**20
 MOST_HEADER_BYTES = 16 * 2**20
 """Bound of a header, which names every tensor; adapters with thousands of tensors have less than a megabyte."""
+
+MOST_ADAPTERS = 256
+"""Names of adapters in a cell; status and snapshots have all of them."""
+
+_MOST_COUNT = 2**31
+"""Bound of ranks and of sizes of tensors: beyond it they are no floats that can be computed with."""
+
+_MOST_NAME = 1024
+"""Characters of a tensor's name."""
 
 _PREFIX = "base_model.model."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
@@ -43,19 +53,25 @@ _READ_KEYS = frozenset({
 
 _HARMLESS_KEYS = frozenset({
     "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "megatron_config",
-    "megatron_core", "runtime_config", "peft_version", "qalora_group_size", "layers_pattern",
+    "megatron_core", "runtime_config", "peft_version", "qalora_group_size", "layers_pattern", "eva_config",
 })  # fmt: skip
 """Keys without effect on an adapter that is loaded for inference. Any other key must have a value that turns it off."""
 
-_PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
-"""Initialisations that leave the weights of the base model alone; others keep a changed base."""
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Initialisations that leave the weights of the base model alone.
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
+EVA (Paischer et al. 2024) takes A from singular vectors of a layer's inputs, and B is 0.
+"""
+
+_CHANGING_STARTS = ("pissa", "olora", "loftq", "corda", "lora_ga")
+"""Beginnings of the names of initialisations that take something away from the weights of the base model."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 def is_adapter_name(name: str) -> bool:
     """Return whether an adapter may have this name: the syntax of model ids, at most 128 characters."""
-    return bool(_NAME.match(name))
+    return bool(_NAME.fullmatch(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +142,9 @@ def _begun(config: bytes, weight_bytes: int) -> hashlib.blake2b:
 
 
 def _described(directory: Path, config: bytes, header: bytes, digest: str) -> AdapterFiles:
-    modules = tuple(_modules(_config(_read_config(directory, config)), _shapes(directory / WEIGHTS_FILE, header)))
+    patterns = Patterns()
+    parsed = _config(_read_config(directory, config), patterns)
+    modules = tuple(_modules(parsed, _shapes(directory / WEIGHTS_FILE, header), patterns))
     return AdapterFiles(directory, digest, modules)
 
 
@@ -162,9 +180,9 @@ class _Config:
     alpha: float
     ranks: Mapping[str, Any]
     alphas: Mapping[str, Any]
-    targets: str | list[str]
-    excluded: str | list[str]
-    layers: list[int] | None
+    targets: str | frozenset[str]
+    excluded: str | frozenset[str]
+    layers: frozenset[int] | None  # None is all of them.
     is_rank_stabilised: bool
 
 
@@ -190,9 +208,9 @@ def _read_config(directory: Path, config: bytes) -> dict[str, Any]:
     return raw
 
 
-def _config(raw: Mapping[str, Any]) -> _Config:
+def _config(raw: Mapping[str, Any], patterns: Patterns) -> _Config:
     """Return the parsed configuration. Raises AdapterRefused with every reason at once."""
-    reasons = list(_reasons_against(raw))
+    reasons = list(_reasons_against(raw, patterns))
     if reasons:
         raise AdapterRefused(f"this adapter cannot be served exactly: {'; '.join(reasons)}")
     return _Config(
@@ -200,14 +218,14 @@ def _config(raw: Mapping[str, Any]) -> _Config:
         alpha=float(raw["lora_alpha"]),
         ranks=raw.get("rank_pattern") or {},
         alphas=raw.get("alpha_pattern") or {},
-        targets=raw["target_modules"],
-        excluded=raw.get("exclude_modules") or [],
-        layers=_as_layers(raw.get("layers_to_transform")),
+        targets=_as_names(raw["target_modules"]),
+        excluded=_as_names(raw.get("exclude_modules") or []),
+        layers=_as_layers(raw.get("layers_to_transform")) or None,
         is_rank_stabilised=bool(raw.get("use_rslora")),
     )
 
 
-def _reasons_against(raw: Mapping[str, Any]) -> Iterator[str]:
+def _reasons_against(raw: Mapping[str, Any], patterns: Patterns) -> Iterator[str]:
     if raw.get("peft_type") != "LORA":
         yield f"peft_type is {raw.get('peft_type')!r}, and only LORA is served"
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
@@ -220,11 +238,14 @@ def _reasons_against(raw: Mapping[str, Any]) -> Iterator[str]:
         yield "it changes biases (bias), which is not served"
     if raw.get("fan_in_fan_out"):
         yield "its layers are transposed (fan_in_fan_out), which is not served"
-    if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
-        yield f"init_lora_weights {raw['init_lora_weights']!r} changes weights of the base model"
-    if not _is_names(raw.get("target_modules")):
+    start = raw.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        changes = isinstance(start, str) and start.lower().startswith(_CHANGING_STARTS)
+        does = "changes weights of the base model" if changes else "is not known to leave the base model alone"
+        yield f"init_lora_weights {start!r} {does}"
+    if not _is_names(raw.get("target_modules"), patterns):
         yield "target_modules names no modules"
-    if raw.get("exclude_modules") and not _is_names(raw["exclude_modules"]):
+    if raw.get("exclude_modules") and not _is_names(raw["exclude_modules"], patterns):
         yield "exclude_modules names no modules"
     layers = raw.get("layers_to_transform")
     if layers is not None and _as_layers(layers) is None:
@@ -234,44 +255,41 @@ def _reasons_against(raw: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(given, dict) or not all(map(is_fine, given.values())):
             yield f"{key} does not give numbers to modules"
         else:
-            yield from (f"{key} has the pattern {pattern!r}: {fault}" for pattern, fault in _bad_patterns(given))
+            faults = ((pattern, patterns.fault_of(pattern)) for pattern in given)
+            yield from (f"{key} has the pattern {pattern[:80]!r}: {fault}" for pattern, fault in faults if fault)
     for key, value in raw.items():
         # A key that is off has one of these values, in every release of PEFT so far.
         if key not in _READ_KEYS and key not in _HARMLESS_KEYS and value not in (None, False, [], {}, ""):
             yield f"{key} is not served"
 
 
-def _bad_patterns(patterns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield pattern, str(error)
-
-
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_COUNT
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # An integer beyond all floats.
+        return False
 
 
-def _is_names(value: object) -> bool:
+def _is_names(value: object, patterns: Patterns) -> bool:
     """Return whether a value is one pattern, or a list of names."""
     if isinstance(value, str):
-        try:
-            re.compile(value)
-        except re.error:
-            return False
-        return bool(value)
+        return bool(value) and not patterns.fault_of(value)
     return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
-def _as_layers(value: object) -> list[int] | None:
+def _as_names(value: str | list[str]) -> str | frozenset[str]:
+    return value if isinstance(value, str) else frozenset(value)
+
+
+def _as_layers(value: object) -> frozenset[int] | None:
+    """Return numbers of layers, empty for an empty list, or None where it is something else."""
     numbers = value if isinstance(value, list) else [value]
     found = [each for each in numbers if isinstance(each, int) and not isinstance(each, bool)]
-    return found if value is not None and len(found) == len(numbers) else None
+    return frozenset(found) if value is not None and len(found) == len(numbers) else None
 
 
 def _shapes(path: Path, head: bytes) -> dict[str, list[int]]:
@@ -286,6 +304,8 @@ def _shapes(path: Path, head: bytes) -> dict[str, list[int]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
+        if len(name) > _MOST_NAME:
+            raise AdapterRefused(f"{path} names a tensor with more than {_MOST_NAME} characters")
         shape = entry.get("shape") if isinstance(entry, dict) else None
         if not isinstance(shape, list) or not all(_is_count(each) for each in shape):
             raise AdapterRefused(f"{path}: {name} has no shape")
@@ -295,7 +315,7 @@ def _shapes(path: Path, head: bytes) -> dict[str, list[int]]:
     return shapes
 
 
-def _modules(config: _Config, shapes: Mapping[str, list[int]]) -> Iterator[AdaptedModule]:
+def _modules(config: _Config, shapes: Mapping[str, list[int]], patterns: Patterns) -> Iterator[AdaptedModule]:
     """Yield every module that has weights in the file, in order of name. Raises AdapterRefused."""
     names: set[str] = set()
     for tensor in shapes:
@@ -306,36 +326,40 @@ def _modules(config: _Config, shapes: Mapping[str, list[int]]) -> Iterator[Adapt
     if not names:
         raise AdapterRefused("the file holds no weights")
     for name in sorted(names):
-        if not _is_targeted(config, name):
+        if not _is_targeted(config, name, patterns):
             raise AdapterRefused(f"the file holds weights of {name}, which the configuration does not target")
-        yield _module(config, name, *(shapes.get(tensor) for tensor in tensor_names(name)))
+        rank = int(_by_pattern(config.ranks, name, config.rank, patterns))
+        alpha = float(_by_pattern(config.alphas, name, config.alpha, patterns))
+        # Rank-stabilised LoRA divides by the root (Kalajdzievski 2023, section 3).
+        scale = alpha / (math.sqrt(rank) if config.is_rank_stabilised else rank)
+        yield _module(name, rank, scale, *(shapes.get(tensor) for tensor in tensor_names(name)))
 
 
-def _module(config: _Config, name: str, a: list[int] | None, b: list[int] | None) -> AdaptedModule:
-    rank = int(_by_pattern(config.ranks, name, config.rank))
+def _module(name: str, rank: int, scale: float, a: list[int] | None, b: list[int] | None) -> AdaptedModule:
     if a is None or b is None or len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
         raise AdapterRefused(f"{name} has A of shape {a} and B of shape {b}, which are no pair of rank {rank}")
-    alpha = float(_by_pattern(config.alphas, name, config.alpha))
-    # Rank-stabilised LoRA divides by the root (Kalajdzievski 2023, section 3).
-    scale = alpha / (math.sqrt(rank) if config.is_rank_stabilised else rank)
     return AdaptedModule(name=name, rank=rank, inputs=a[1], outputs=b[0], scale=scale)
 
 
-def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: float) -> float:
+def _by_pattern(values: Mapping[str, Any], name: str, otherwise: float, patterns: Patterns) -> float:
     """Return the value of the first pattern that matches the end of a name, at a dot, as PEFT matches them."""
-    found: float = next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
+    found: float = next((value for key, value in values.items() if patterns.ends_name(key, name)), otherwise)
     return found
 
 
-def _is_targeted(config: _Config, name: str) -> bool:
+def _is_targeted(config: _Config, name: str, patterns: Patterns) -> bool:
     if config.layers is not None:
-        number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+        # A longer number is that of no layer, and Python parses no number of thousands of digits.
+        number = next((int(part) for part in name.split(".") if part.isdecimal() and len(part) < 10), None)
         if number not in config.layers:
             return False
-    return (config.targets == "all-linear" or _is_named(config.targets, name)) and not _is_named(config.excluded, name)
+    is_all = isinstance(config.targets, str) and config.targets.lower() == "all-linear"
+    return (is_all or _is_named(config.targets, name, patterns)) and not _is_named(config.excluded, name, patterns)
 
 
-def _is_named(names: str | list[str], name: str) -> bool:
+def _is_named(names: str | frozenset[str], name: str, patterns: Patterns) -> bool:
+    """Return whether a pattern matches a name, or one of some names is it or its end at a dot."""
     if isinstance(names, str):
-        return re.fullmatch(names, name) is not None
-    return any(name == each or name.endswith(f".{each}") for each in names)
+        return patterns.is_name(names, name)
+    dots = (place + 1 for place, character in enumerate(name) if character == ".")
+    return any(name[start:] in names for start in (0, *dots))

@@ -13,21 +13,22 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from shared import variables
 from shared.arguments import ArgumentParser
 from shared.errors import ConfigError, reason_of
-from shared.renamed_settings import by_new_names, by_new_value, old_names
+from shared.renamed_settings import REMOVED, RENAMED, by_new_names, by_new_value, old_names
 from shared.spelling import fault_of_choice, nearest
 from shared.undecodable import UNPARSABLE
 
 C = TypeVar("C", bound=msgspec.Struct)
 
-ENVIRONMENT_PREFIX = "THERMOCLINE_"
+ENVIRONMENT_PREFIX = variables.PREFIX
 
 NATS_URL = "nats://127.0.0.1:4222"
 """Default address of the broker."""
@@ -122,7 +123,7 @@ def load(
             table = tomllib.loads(Path(file).read_text(encoding="utf-8"))
         except (OSError, *UNPARSABLE) as error:
             raise ConfigError(f"cannot read {file}: {reason_of(error)}") from error
-        # Top-level scalars are common to all services, so one that this service lacks is not a fault.
+        # Top-level scalars are common to all services, so one that only this service lacks is not a fault.
         raw |= by_new_names(table, fields, lambda key: f"{file}: {key}", faults)
         faults += [
             f"{file}: there is no section [{key}]{nearest(key, SECTIONS)}"
@@ -135,11 +136,14 @@ def load(
             own = {}
         raw |= by_new_names(own, fields, lambda key: f"{file}: {section}.{key}", faults)
         known = [*fields, *(old for old, _ in old_names(fields))]
+        somewhere = {*fields, *variables.SETTINGS, *RENAMED}
         faults += [
-            f"{file}: {section}.{key} is not a setting{nearest(key, list(fields))}" for key in own if key not in known
+            f"{file}: {key} {_unknown(key, {*fields, *variables.SETTINGS})}"
+            for key, value in table.items()
+            if key not in somewhere and not isinstance(value, dict)
         ]
-    variables = _variables(environ or {})
-    raw |= by_new_names(variables, fields, lambda name: ENVIRONMENT_PREFIX + name.upper(), faults)
+        faults += [f"{file}: {section}.{key} {_unknown(key, fields)}" for key in own if key not in known]
+    raw |= by_new_names(_variables(environ or {}), fields, lambda name: ENVIRONMENT_PREFIX + name.upper(), faults)
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     raw |= by_new_names(given, fields, lambda name: "--" + name.replace("_", "-"), faults)
     values: dict[str, Any] = {}
@@ -172,6 +176,12 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _unknown(key: str, known: Iterable[str]) -> str:
+    """Return what to say of a key that is no setting: its history, or else the nearest name."""
+    removed = REMOVED.get(key)
+    return removed.told if removed is not None else f"is not a setting{nearest(key, known)}"
+
+
 def _without_faults(kind: type[C], values: Mapping[str, Any]) -> C | None:
     try:
         return kind(**values)
@@ -187,7 +197,9 @@ def _stray_faults(strays: Sequence[str], known: Sequence[str]) -> list[str]:
         if is_flag:
             name = argument[2:].partition("=")[0]
             flags = [field.replace("_", "-") for field in known]
-            faults.append(f"--{name} is not a flag{nearest(name, flags, '--')}")
+            removed = REMOVED.get(name.replace("-", "_"))
+            told = removed.told if removed is not None else f"is not a flag{nearest(name, flags, '--')}"
+            faults.append(f"--{name} {told}")
         elif not is_behind_flag:
             faults.append(f"{argument!r} belongs to no flag: settings are given as --name value")
         is_behind_flag = is_flag and "=" not in argument
@@ -199,12 +211,11 @@ def misspelt(
     *,
     file: str | Path | None = None,
     environ: Mapping[str, str],
-    allowed: Sequence[str] = (),
 ) -> list[str]:
     """Return a fault for each name in file or environment that is no setting of these services but looks like one.
 
-    A service by itself ignores names that may be meant for another: here all are known, by their sections. Variables in
-    ``allowed`` are no settings and yet valid. An unreadable file is left to ``load``.
+    A service by itself ignores names that may be meant for another: here all are known, by their sections. ``load``
+    tells of an unreadable file, ``variables.warn_of_strangers`` of a variable that is not near to any setting.
     """
     fields = {section: [field.name for field in msgspec.structs.fields(kind)] for section, kind in kinds.items()}
     everything = sorted({name for names in fields.values() for name in names})
@@ -217,16 +228,14 @@ def misspelt(
         table = {}
     for key, value in table.items():
         if not isinstance(value, dict) and key not in anything:
-            faults.append(f"{file}: {key} is not a setting{nearest(key, everything)}")
+            faults.append(f"{file}: {key} {_unknown(key, {*everything, *variables.SETTINGS})}")
         elif isinstance(value, dict) and key in fields:
             faults += [
-                f"{file}: {key}.{name} is not a setting{nearest(name, fields[key])}"
-                for name in value
-                if name not in known[key]
+                f"{file}: {key}.{name} {_unknown(name, fields[key])}" for name in value if name not in known[key]
             ]
     for variable in sorted(environ):
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in allowed or name in anything:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or name in anything or variables.is_known(variable):
             continue
         section, _, rest = name.partition("_")
         # Orchestrators use such names for the ports of services, too.
@@ -355,9 +364,12 @@ def from_command_line(
 def for_service(kind: type[C], service: str, argv: Sequence[str] | None, description: str) -> C | None:
     """Return the settings of a process from its flags (``sys.argv`` when None), environment and file.
 
-    None when they are faulty; the faults are on stderr then, and the process should exit with ``EXIT_REFUSED``.
+    None when they are faulty; the faults are on stderr then, and the process should exit with ``EXIT_REFUSED``. So is a
+    warning of variables that nothing reads, except below `thermocline up`, which says it for all.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    if not os.environ.get(variables.SUPERVISED):
+        variables.warn_of_strangers(f"thermocline {service}", kind.__struct_fields__)
     try:
         return from_command_line(kind, service, arguments, environ=os.environ, description=description)
     except ConfigError as error:

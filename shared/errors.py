@@ -50,12 +50,18 @@ class ThermoclineError(Exception):
     kind = "server_error"  # OpenAI's ``error.type``
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int | None = None,
+        retry_after_ms: int = 0,
     ) -> None:
         """Take the sentence that callers and logs get.
 
-        ``param`` is the field of the request at fault, None for no single one. ``code`` replaces that of the class.
-        ``retry_after_ms`` is how long a caller should wait before it tries again; 0 names no time.
+        ``param`` is the field of the request at fault, None for no single one. ``code`` and ``status`` replace those
+        of the class. ``retry_after_ms`` is how long a caller should wait before it tries again; 0 names no time.
         """
         super().__init__(message)
         self.message = message
@@ -63,6 +69,8 @@ class ThermoclineError(Exception):
         self.retry_after_ms = retry_after_ms
         if code is not None:
             self.code = code
+        if status is not None:
+            self.status = status
 
 
 class CallerError(ThermoclineError):

@@ -16,7 +16,7 @@ DIGEST_BYTES = 16
 TOKEN_BYTES = 4
 """Bytes of a token in packed tokens: a little-endian int32."""
 
-_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def namespace_digest(model: str, *, adapter: str = "", tenant_salt: str = "", salt: str = "") -> str:
@@ -89,4 +89,4 @@ def node_name() -> str:
 
 def is_valid_name(name: str) -> bool:
     """Return whether a name may be a token of a NATS subject: 1 to 64 letters, digits, _ or -."""
-    return bool(_NAME.match(name))
+    return bool(_NAME.fullmatch(name))

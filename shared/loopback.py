@@ -13,3 +13,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def without_brackets(host: str) -> str:
+    """Return an IPv6 address without the brackets that it has in a URL; other texts unchanged."""
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1]))
+        except ValueError:
+            pass
+    return host

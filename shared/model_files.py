@@ -16,6 +16,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ import xxhash
 from shared import progress
 from shared.errors import OperatorError
 from shared.messages.pools import KvDtype
+from shared.messages.worker_events import KernelFacts
 from shared.numerics import NUMERICS_EPOCH
 from shared.undecodable import UNDECODABLE
+from shared.versions import release
 
 FINGERPRINT_VERSION = "thermocline-fingerprint-2"
 
@@ -69,6 +73,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 """Names the files of weights that lie in several files."""
 
 _WEIGHTS = "*.safetensors"
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 _READ_BYTES = 4 * 1024**2
@@ -126,7 +131,7 @@ def weight_files(model_dir: Path) -> list[Path]:
     """Return the weight files that are read, in order of name: those that the library finds, else all.
 
     Files beside those that it finds may be of another save or format. Raises OperatorError when there are none, or only
-    pickles, or when an index names no files, or one that is not there.
+    pickles or pointers of Git LFS, or when an index names no files, or one that is not there.
     """
     directory = _directory(model_dir)
     found = named_weights(directory) or _stored(directory)
@@ -137,7 +142,21 @@ def weight_files(model_dir: Path) -> list[Path]:
                 "convert them to safetensors (Transformers: model.save_pretrained(DIR))"
             )
         raise OperatorError(f"{directory} holds no weights ({_WEIGHTS})")
+    pointers = [path.name for path in found if _is_pointer(path)]
+    if pointers:
+        names = ", ".join(pointers[:4])
+        raise OperatorError(
+            f"{directory} holds pointers of Git LFS in the place of weights ({names}; {len(pointers)} in all): "
+            "git lfs pull fetches them"
+        )
     return found
+
+
+def _is_pointer(path: Path) -> bool:
+    """Return whether Git left a few lines that say where the file is stored; False for one that cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+    return False
 
 
 def named_weights(directory: Path) -> list[Path]:
@@ -173,6 +192,14 @@ def _stored(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob(_WEIGHTS) if path.is_file())
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """A model's fingerprint, and the kernels that are part of it."""
+
+    model: str
+    kernels: KernelFacts
+
+
 def fingerprint(
     model_dir: Path,
     cache_dir: Path | None = None,
@@ -183,7 +210,32 @@ def fingerprint(
     epoch: int = NUMERICS_EPOCH,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> str:
+    """Return the model's fingerprint alone; see :func:`fingerprints`."""
+    found = fingerprints(
+        model_dir,
+        cache_dir,
+        context_tokens=context_tokens,
+        is_exact=is_exact,
+        kv_dtype=kv_dtype,
+        epoch=epoch,
+        clock_ns=clock_ns,
+    )
+    return found.model
+
+
+def fingerprints(
+    model_dir: Path,
+    cache_dir: Path | None = None,
+    *,
+    context_tokens: int = 0,
+    is_exact: bool = False,
+    kv_dtype: KvDtype = "auto",
+    epoch: int = NUMERICS_EPOCH,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> Fingerprints:
     """Return the hex digest (32 characters) over configuration, tokenizer, all weight bytes and the epoch of numerics.
+
+    The digest without the epoch is in ``kernels``.
 
     ``cache_dir`` keeps digests of weight files between starts. ``context_tokens`` is the bound on contexts, 0 for none:
     it is part of the digest where it changes KV. So is ``is_exact``: a worker in exact mode must not reuse KV that
@@ -210,10 +262,11 @@ def fingerprint(
         _feed(digest, "kernels", "exact")
     if kv_dtype != "auto":
         _feed(digest, "kv", kv_dtype)
+    files = digest.hexdigest()
     _feed(digest, "numerics", str(epoch))
     if cache_dir is not None and cache.files != before:
         _save_cache(cache_dir, cache)
-    return digest.hexdigest()
+    return Fingerprints(digest.hexdigest(), KernelFacts(files=files, epoch=epoch, release=release()))
 
 
 def answer_fingerprint(model_dir: Path, fingerprint: str) -> str:

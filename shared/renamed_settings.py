@@ -1,4 +1,7 @@
-"""Settings that were renamed since an earlier release. The old name still works, with one warning that names the new.
+"""Settings that were renamed or removed since an earlier release.
+
+An old name still works, with one warning that names the new one. A removed setting is refused as a flag and in a file,
+with its history; as a variable it is ignored with a warning, because processes of several releases may share it.
 
 :mod:`shared.config` reads flags, environment and file through this table, so no process knows of old names.
 """
@@ -7,23 +10,56 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-RENAMED = {
-    "lease_ms": "lead_ms",
-    "state_form": "hidden_form",
-    "state_bytes": "hidden_bytes",
-    "state_ring_bytes": "hidden_ring_bytes",
-    "speculation": "prefetch_keys",
+RENAMED_BY_RELEASE = {
+    "0.2.0": {
+        "lease_ms": "lead_ms",
+        "state_form": "hidden_form",
+        "state_bytes": "hidden_bytes",
+        "state_ring_bytes": "hidden_ring_bytes",
+    },
+    "0.3.0": {"speculation": "prefetch_keys"},
 }
+"""New names of settings by the release that renamed them, and by old name."""
+
+RENAMED = {old: new for names in RENAMED_BY_RELEASE.values() for old, new in names.items()}
 """New names of settings by old ones."""
 
-RENAMED_VALUES = {
-    ("restoring", "state"): "hidden",
-    ("prefetch_keys", "auto"): "true",
+RENAMED_VALUES_BY_RELEASE = {
+    "0.2.0": {("restoring", "state"): "hidden"},
+    "0.3.0": {("prefetch_keys", "auto"): "true"},
 }
+"""New values by the release that renamed them, and by setting and old value."""
+
+RENAMED_VALUES = {old: new for values in RENAMED_VALUES_BY_RELEASE.values() for old, new in values.items()}
 """New values by setting and old value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A setting that no process has any more: the first release without it, what it was, and what to do."""
+
+    since: str
+    was: str
+    advice: str
+
+    @property
+    def told(self) -> str:
+        """The history as the end of a sentence whose subject is the setting."""
+        return f"was removed in {self.since}; it was {self.was}: {self.advice}"
+
+
+REMOVED = {
+    "sparse_reorder_bytes_per_s": Removed(
+        since="0.3.0",
+        was="the disk bandwidth with which storages brought important tokens of sparse copies together",
+        advice="leave it out, because rows keep their order now",
+    ),
+}
+"""Removed settings by name."""
 
 
 def old_names(known: Collection[str]) -> Iterator[tuple[str, str]]:

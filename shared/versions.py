@@ -31,7 +31,7 @@ class Format:
 
 WIRE = Format("wire", 1, 2, "messages over NATS, and inputs and outputs in its streams")
 CHUNK = Format("chunk", 2, 0, "chunks of KV and of hidden states on disks and in object stores")
-SPARSE = Format("sparse", 2, 0, "copies of chunks on disks that can be read in parts")
+SPARSE = Format("sparse", 2, 1, "copies of chunks on disks that can be read in parts")
 SNAPSHOT = Format("snapshot", 1, 1, "objects in the broker's bucket that hold the scheduler's state")
 STATE = Format("state", 14, 0, "the scheduler's state within a snapshot")
 RECORDING = Format("recording", 1, 2, "files of thermocline record")

@@ -101,6 +101,12 @@ def inbox_prefix(identity: str) -> str:
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', identity)}" if identity else "_INBOX"
 
 
+def is_inbox(subject: str) -> bool:
+    """Return whether ``subject`` is one subject below ``_INBOX``, where replies to calls are received."""
+    first, *rest = subject.split(".")
+    return first == "_INBOX" and bool(rest) and not {"", "*", ">"} & set(rest)
+
+
 def _read(flag: str, path: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8").strip()

@@ -7,6 +7,7 @@ the minor release for that, and tests over real servers run each of them.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +88,18 @@ class Transport(TcpTransport):  # type: ignore[misc]
             self._io_writer.transport.abort()
 
 
+class _Tokens:
+    """Unpredictable names of inboxes and of the replies in them.
+
+    nats-py counts on from its first one, and adds two bytes by chance to a reply's. A process that has received one
+    call could answer the next ones, which are for others.
+    """
+
+    def next(self) -> bytearray:
+        """Return 22 hexadecimal digits."""
+        return bytearray(secrets.token_hex(11).encode())
+
+
 class Client(nats.aio.client.Client):  # type: ignore[misc]
     """The client; call ``connect`` with ``**credentials(access)``."""
 
@@ -94,6 +107,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         """Begin without a connection; the files of ``access`` are read for each one."""
         super().__init__()
         self._transport = Transport()
+        self._nuid = _Tokens()
         self._access = access
         self._pending: list[bytes] = []
         self._writes_soon = False

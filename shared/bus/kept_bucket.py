@@ -12,7 +12,7 @@ import msgspec
 
 from shared import logs, subjects
 from shared.bus import jetstream, key_value
-from shared.bus.protocol import StreamLimits
+from shared.bus.protocol import KeptRoom, StreamLimits
 from shared.errors import TransportError, Unavailable
 
 STREAM = key_value.stream_of(subjects.KEPT_BUCKET)
@@ -59,6 +59,18 @@ async def kept(client: Any, name: str, timeout_s: float) -> bytes | None:
             return None
         jetstream.raise_api_error(answer["error"], verb)
     return base64.b64decode(answer["message"].get("data", ""))
+
+
+async def room(client: Any, timeout_s: float) -> KeptRoom:
+    """Return how full the bucket is. Raises Unavailable or TransportError."""
+    verb = f"STREAM.INFO.{STREAM}"
+    answer = await _ask(client, f"$JS.API.{verb}", b"", timeout_s)
+    if "error" in answer:
+        if answer["error"].get("err_code") in _ABSENT:
+            raise Unavailable("there is no bucket of kept answers")
+        jetstream.raise_api_error(answer["error"], verb)
+    state, config = answer["state"], answer["config"]
+    return KeptRoom(state["bytes"], config["max_bytes"], state["messages"], config["max_msgs"])
 
 
 async def forget(client: Any, names: str, timeout_s: float) -> int:

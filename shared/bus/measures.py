@@ -20,4 +20,7 @@ DENIED = metrics.counter(
     known=[("publish",), ("subscribe",)],
 )
 MISDIRECTED = metrics.counter("bus_messages_misdirected_total", "Stored messages that a user had delivered elsewhere")
+CALLS_MISDIRECTED = metrics.counter(
+    "bus_calls_misdirected_total", "Calls that were dropped because their reply subject is no inbox"
+)
 LOG_LINES_LOST = metrics.counter("log_lines_lost", "Lines of this process's log that could not be written")

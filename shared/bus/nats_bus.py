@@ -17,7 +17,7 @@ import nats.errors
 from shared import logs, subjects
 from shared.broker import BrokerSettings
 from shared.bus import answer_bucket, jetstream, kept_bucket, measures, record_bucket, requests
-from shared.bus.access import Access, access_of, from_urls
+from shared.bus.access import Access, access_of, from_urls, is_inbox
 from shared.bus.appends import Appender
 from shared.bus.beats import Beats
 from shared.bus.call_errors import ERROR_HEADER, as_call_error, decode_error, encode_error
@@ -31,6 +31,7 @@ from shared.bus.protocol import (
     Delivery,
     Handler,
     Hearer,
+    KeptRoom,
     Record,
     StreamInfo,
     StreamLimits,
@@ -253,9 +254,18 @@ class NatsBus:
         return answer
 
     async def serve(self, subject: str, handler: CallHandler, *, at_once: int = 1) -> Subscription:
-        """Answer calls through an inbox of 1,024 that may wait; errors go back typed, and unknown ones are logged."""
+        """Answer calls through an inbox of 1,024 that may wait; errors go back typed, and unknown ones are logged.
+
+        Calls whose reply subject is no inbox are counted and dropped.
+        """
 
         async def answer(message: Any) -> None:
+            # A caller may name any reply subject, and the answer is published with our rights. It could be stored in a
+            # stream to which the caller may not write.
+            if message.reply and not is_inbox(message.reply):
+                measures.CALLS_MISDIRECTED.inc()
+                _log.debug("call_misdirected", subject=subject, reply=message.reply)
+                return
             try:
                 body, headers = await handler(message.data), None
                 self._require(body)
@@ -426,6 +436,11 @@ class NatsBus:
         """Return a kept answer as the stream's leader has it, or None. Raises Unavailable or TransportError."""
         self._require()
         return await kept_bucket.kept(self._client, name, timeout_s)
+
+    async def kept_room(self, *, timeout_s: float = 2.0) -> KeptRoom:
+        """Return how full the bucket of kept answers is. Raises Unavailable or TransportError."""
+        self._require()
+        return await kept_bucket.room(self._client, timeout_s)
 
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
         """Purge the kept answers whose names match; return their number. Raises Unavailable or TransportError."""

@@ -60,6 +60,16 @@ class StreamLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRoom:
+    """How full the bucket of kept answers is, and its bounds."""
+
+    nbytes: int
+    most_bytes: int
+    entries: int
+    most_entries: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A record as read. ``revision`` grows with every write, and is never 0."""
 
@@ -182,6 +192,9 @@ class Bus(Protocol):
 
     async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
         """Return the kept answer of that name, or None. Raises Unavailable."""
+
+    async def kept_room(self, *, timeout_s: float = 2.0) -> KeptRoom:
+        """Return how full the bucket of kept answers is. Raises Unavailable, also where there is no bucket."""
 
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
         """Erase kept answers whose names match (``*`` is any one part, ``>`` the rest); return their number.

@@ -164,7 +164,8 @@ def _room(meta: _Meta) -> memoryview:
     if not meta.size:
         return memoryview(bytearray())
     try:
-        memory = mmap.mmap(-1, meta.size)
+        # Shared memory, which is what Python maps by default, has large pages only where the system has them for tmpfs.
+        memory = mmap.mmap(-1, meta.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
         raise TransportError(f"object {meta.name} of {meta.size} bytes cannot be held: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -197,18 +197,25 @@ class Tail:
         if headers["Status"] != "100":
             self.break_off(headers.get("Description", headers["Status"]))
         elif message.reply:
-            self._queue.append(_FlowControl(message.reply))
-            self._wakened.set()
+            self._release(message.reply)
         else:
             if int(headers.get("Nats-Last-Consumer", "0")) > self._delivered:
                 self.break_off("missed")
             stalled = headers.get("Nats-Consumer-Stalled")
             if stalled:
-                self._queue.append(_FlowControl(stalled))
-                self._wakened.set()
+                self._release(stalled)
             elif not self.live and not self._queue:
                 # Idle, though messages were expected: they expired. Count again with a new consumer.
                 self.break_off("idle")
+
+    def _release(self, subject: str) -> None:
+        """Queue an answer that lets the server send more; break off where ``subject`` is none for that."""
+        # Another process may have sent the message, and we would publish wherever it says.
+        if not subject.startswith(f"$JS.FC.{self.stream}."):
+            self.break_off("not flow control")
+            return
+        self._queue.append(_FlowControl(subject))
+        self._wakened.set()
 
 
 def leader_in(answer: dict[str, Any]) -> str:

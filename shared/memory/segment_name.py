@@ -14,8 +14,8 @@ from pathlib import Path
 
 from shared.errors import ConfigError
 
-_PART = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
-_NAME = re.compile(r"^([A-Za-z0-9_-]{1,64})\.(\d{1,10})-(\d{1,20})\.([A-Za-z0-9_-]{1,64})\.([0-9a-f]{8})$")
+_PART = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{1,10})-(\d{1,20})\.([A-Za-z0-9_-]{1,64})\.([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def new_segment_name(prefix: str, kind: str) -> SegmentName:
     Raises ConfigError for a prefix or kind that no file name may have, and without /proc.
     """
     for part, value in (("shm prefix", prefix), ("segment kind", kind)):
-        if not _PART.match(value):
+        if not _PART.fullmatch(value):
             raise ConfigError(f"{part} {value!r} may only have letters, digits, _ and -, and 64 of them at most")
     pid = os.getpid()
     started = process_start_time(pid)
@@ -54,7 +54,7 @@ def new_segment_name(prefix: str, kind: str) -> SegmentName:
 
 def parse_segment_name(name: str) -> SegmentName | None:
     """Return the parts of ``name``, or None if it is not a name of ours."""
-    match = _NAME.match(name)
+    match = _NAME.fullmatch(name)
     if match is None:
         return None
     return SegmentName(match[1], int(match[2]), int(match[3]), match[4], match[5])

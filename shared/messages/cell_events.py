@@ -174,18 +174,24 @@ class UnpinPrefix(Message, frozen=True):
 class LoadAdapter(Message, frozen=True):
     """Have every worker load the LoRA adapter in a directory, and serve it under this name from now on.
 
-    An adapter that had the name before loses it. ``digest`` is that of the files (``shared.adapters``).
+    An adapter that had the name before loses it: at once, or with ``expects`` when every worker has loaded the other.
+    ``digest`` is that of the files (``shared.adapters``).
     """
 
     name: str
     path: str  # Absolute; on every node that has workers.
     digest: str
+    expects: str | None = None  # Digest that the name has now, "" for none; the order is refused if it has another.
 
 
 class UnloadAdapter(Message, frozen=True):
-    """Take no more requests for the adapter of this name; running ones go on. An unknown name is ignored."""
+    """Take no more requests for the adapter of this name; running ones go on. An unknown name is ignored.
+
+    With a ``digest``, only if the name has that adapter; where that is only to get the name, it gets it no more.
+    """
 
     name: str
+    digest: str = ""
 
 
 CellEvent = (

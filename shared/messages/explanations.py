@@ -33,6 +33,20 @@ Departure = Literal["evicted", "displaced", "refused", "flushed", "failed", "los
 failed a checksum; lost with its worker or storage; lossy and never kept."""
 
 
+WayName = Literal["kv", "hidden", "recompute", "sparse"]
+
+CostName = Literal[
+    "queue",  # Reads of the disk for earlier fetches.
+    "read",  # Reading KV or hidden states from the disk.
+    "keys",  # Reading keys to choose tokens by, calls included.
+    "chosen",  # Reading K and V of chosen tokens, calls included.
+    "copies",  # Copying chosen tokens to the device.
+    "load",  # Loading KV from host memory, verified.
+    "restore",  # Restoring KV from hidden states on the device.
+    "compute",  # Computing the rest of the prompt.
+    "overlap",  # Below 0: time of the other parts that other work, or another part, hides.
+]
+
 PointKind = Literal[
     "diverged",  # The nearest cached path goes on with other tokens.
     "continued",  # It ends there: the rest is new, as in a conversation's next turn.
@@ -87,6 +101,30 @@ class Wait(Message, frozen=True):
     end_ns: int
 
 
+class CostPart(Message, frozen=True):
+    """A part of a way's predicted time, in microseconds, and the bytes that it reads.
+
+    ``took_us`` is the time for which computation waited for it; -1: not known.
+    """
+
+    name: CostName
+    us: int
+    nbytes: int = 0
+    took_us: int = -1
+
+
+class WeighedWay(Message, frozen=True):
+    """A way to restore a request's prefix that was compared with others, and its predicted time in microseconds.
+
+    The time is that from when the device comes to the request until its prompt is computed; its parts add up to it.
+    """
+
+    way: WayName
+    us: int
+    parts: tuple[CostPart, ...]
+    is_taken: bool = False
+
+
 class Admission(Message, frozen=True):
     """One attempt of a request: when and where it was admitted, after which waits, and its prompt's sources of KV."""
 
@@ -98,6 +136,7 @@ class Admission(Message, frozen=True):
     waits: tuple[Wait, ...] = ()
     prompt: tuple[PromptSpan, ...] = ()
     point: DivergencePoint | None = None
+    ways: tuple[WeighedWay, ...] = ()  # Ways to restore its prefix from below host memory, if several were compared.
 
 
 class GetAdmissions(Message, frozen=True):

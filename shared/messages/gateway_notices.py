@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from shared.messages.base import Message
 
+TENANTS_BOUND = "the queue is full: its tenant may have"
+CELLS_BOUND_OF_TENANTS = "the queue is full: max_queued_per_tenant allows"
+"""Beginnings of the messages of a ``queue_full`` for a bound on one tenant's waiting requests, while the cell has room.
+
+They are part of recordings, as the code is, and gateways know such a refusal by them; so they never change.
+"""
+
 
 class RequestFailed(Message, frozen=True):
     """The request ended without a worker finishing it: refused, timed out in the queue, or out of attempts.

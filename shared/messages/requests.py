@@ -17,10 +17,14 @@ class Grammar(Message, frozen=True):
 
     ``text`` is a JSON schema, a regular expression, or a grammar in the Lark dialect of llguidance, in which special
     tokens are written by name.
+
+    ``scope`` names the callers that share compiled grammars, because they share a cache; to others a faster answer
+    would show that a grammar was used before. "" is all callers without a salt.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+    scope: str = ""
 
 
 class SamplingParams(Message, frozen=True):

@@ -8,7 +8,7 @@ from msgspec import field
 
 from shared.messages.base import Message
 from shared.messages.tokens import TokenItem
-from shared.messages.worker_events import DeviceFacts
+from shared.messages.worker_events import DeviceFacts, KernelFacts
 
 Kind = Literal["gateway", "scheduler", "worker", "storage"]
 
@@ -102,6 +102,15 @@ class StorageBudget(Message, frozen=True):
     has_remote: bool = False
 
 
+class AdapterReplacement(Message, frozen=True):
+    """A LoRA adapter that gets the name of another once every worker has it, or that did not because of ``faults``."""
+
+    digest: str
+    workers: tuple[str, ...] = ()
+    faults: dict[str, str] = {}
+    room_waits: dict[str, str] = {}
+
+
 class AdapterStatus(Message, frozen=True):
     """A LoRA adapter that callers may ask for by ``name``."""
 
@@ -111,6 +120,8 @@ class AdapterStatus(Message, frozen=True):
     workers: tuple[str, ...] = ()  # Workers that have loaded it.
     faults: dict[str, str] = {}  # Workers that could not load it, and why; others still load.
     requests: int = 0  # Waiting or running requests, under any of its names.
+    room_waits: dict[str, str] = {}  # Workers that load it when an adapter without a name has left, and which that is.
+    replacement: AdapterReplacement | None = None
 
 
 class CellStatus(Message, frozen=True):
@@ -155,6 +166,7 @@ class CellStatus(Message, frozen=True):
     takes_bases: bool = False  # A ``SubmitRequest`` may refer to the front of its prompt.
     takes_compact: bool = False  # A ``SubmitRequest`` may have its tokens in compact form.
     adapters: tuple[AdapterStatus, ...] = ()
+    kernels: KernelFacts | None = None  # Of the workers; None where they, or the scheduler, do not say.
 
     @property
     def chunks_in_all(self) -> int:

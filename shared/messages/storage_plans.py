@@ -14,6 +14,7 @@ class CreateHostPool(Message, frozen=True):
     """
 
     geometry: KvGeometry
+    is_read_in_part: bool = True  # False: no worker reads parts of its chunks, so no copies are made for that.
 
 
 class AttachDevicePool(Message, frozen=True):

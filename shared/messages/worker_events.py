@@ -32,6 +32,15 @@ class DeviceFacts(Message, frozen=True):
     note: str = ""  # Why an existing GPU is not used.
     max_batch_tokens: int = 0  # Its own bounds, where the cell's settings leave them to devices; 0: the usual ones.
     max_running: int = 0
+    dtype: str = ""  # Type in which the model computes; "" where an earlier release does not say.
+
+
+class KernelFacts(Message, frozen=True):
+    """The kernels that a process computes KV with, or expects. They are part of the model's fingerprint."""
+
+    files: str  # Fingerprint without the epoch: equal for one model whatever kernels compute it.
+    epoch: int  # Of numerics (``shared.numerics``).
+    release: str = ""
 
 
 class WorkerJoined(Message, frozen=True):
@@ -40,13 +49,15 @@ class WorkerJoined(Message, frozen=True):
     worker_id: str
     incarnation: str
     node: str
-    model: str  # Fingerprint of weights, config and tokenizer.
+    model: str  # Fingerprint of weights, config, tokenizer and the epoch of numerics.
     pool: PoolHandle
     max_context: int  # tokens
     restoration: RestorationCosts | None = None  # None where nothing was measured: then only KV is kept.
     device: DeviceFacts | None = None  # None where an earlier release does not say.
     kept_tokens: int = 0  # Tokens of kept texts together, which admissions may refer to; 0: none.
     takes_compact: bool = False  # It reads compact forms of admissions (``shared.compact_messages``).
+    kernels: KernelFacts | None = None  # None where an earlier release does not say.
+    reads_no_parts: str = ""  # Why it attends over no part of a prefix; "" where it does, or does not say.
 
 
 class WorkerLeft(Message, frozen=True):
@@ -88,6 +99,7 @@ class SparseLoaded(Message, frozen=True):
     shares: bytes
     disk_bytes: int
     read_us: int  # Time for which computation waited for it.
+    keys_us: int = -1  # Part of it in which computation waited for keys to choose by; -1: not told.
 
 
 class BatchDone(Message, frozen=True):
@@ -225,6 +237,7 @@ class AdapterAttached(Message, frozen=True):
     attach_id: int
     digest: str
     fault: str = ""
+    lacks_room: bool = False  # With a fault: it would be loaded if there were fewer others.
 
 
 WorkerEvent = (

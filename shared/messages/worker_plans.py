@@ -272,6 +272,7 @@ class AttachAdapter(Message, frozen=True):
     attach_id: int
     digest: str
     path: str
+    replaces: str = ""  # Digest of an adapter that leaves once this one is loaded: it counts in no number of adapters.
 
 
 class DetachAdapter(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -50,6 +51,7 @@ class ChunkFacts(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     key_id: str
     block_tokens: int = 0  # Of a sparse copy; 0 for a chunk.
+    has_codes: bool = False  # Whether probe keys of a sparse copy are codes.
     tokens: str = ""  # Digest of the tokens of a chunk.
     payload: str  # Digest of the pages of a chunk, of probe keys and rows of a copy.
 
@@ -77,7 +79,7 @@ def read(blob: bytes, facts: ChunkFacts) -> ChunkFacts:
     view[:] = blob
     identity = bytes.fromhex(facts.identity)
     if facts.block_tokens:
-        layout = SparseLayout.of(facts.geometry, block_tokens=facts.block_tokens)
+        layout = replace(SparseLayout.of(facts.geometry, block_tokens=facts.block_tokens), has_codes=facts.has_codes)
         key = layout.key(facts.namespace, identity)
         header, _ = verify_copy(view, key, layout, cipher=CIPHER, key_id=facts.key_id)
         found, namespace = header.identity, header.namespace
@@ -117,7 +119,9 @@ def _sparse_copy(chunk: MadeChunk, key_id: str) -> tuple[bytes, ChunkFacts]:
     copy_pages(payload_view(chunk.blob, chunk.header.geometry), blob, layout, is_sealed=header.is_sealed)
     payload = _copy_digest(blob, header)
     complete(blob, header, np.arange(layout.tokens, dtype=np.uint32), CIPHER)
-    facts = msgspec.structs.replace(_facts(chunk, key_id, payload=payload), block_tokens=_BLOCK_TOKENS, tokens="")
+    facts = msgspec.structs.replace(
+        _facts(chunk, key_id, payload=payload), block_tokens=_BLOCK_TOKENS, has_codes=layout.has_codes, tokens=""
+    )
     return bytes(blob), facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from shared import adapters
+from shared.adapter_patterns import Patterns
 from shared.adapters import AdaptedModule, is_adapter_name, load_adapter, read_adapter
 from shared.errors import AdapterRefused
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"
+
+ENDLESS = r"(.*.*.*.*.*.*.*.*)\1(?=!)"
+"""A pattern that takes longer than a life to match with a name of thirty characters."""
 
 CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -80,6 +86,9 @@ def test_patterns_count_for_modules_that_end_so(tmp_path: Path) -> None:
         {"layers_to_transform": [0, 1], "layers_pattern": "layers"},
         {"exclude_modules": ["lm_head"]},
         {"init_lora_weights": "gaussian", "lora_bias": False, "qalora_group_size": 16, "eva_config": None},
+        {"init_lora_weights": "eva", "eva_config": {"rho": 2.0, "tau": 0.99}},
+        {"target_modules": "All-Linear"},
+        {"layers_to_transform": []},
     ],
 )
 def test_what_means_nothing_else_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -100,6 +109,8 @@ def test_what_means_nothing_else_is_read(tmp_path: Path, changes: dict[str, Any]
         ({"lora_bias": True}, "lora_bias is not served"),
         ({"fan_in_fan_out": True}, "its layers are transposed"),
         ({"init_lora_weights": "pissa"}, "'pissa' changes weights of the base model"),
+        ({"init_lora_weights": "pissa_niter_16"}, "'pissa_niter_16' changes weights of the base model"),
+        ({"init_lora_weights": "brand_new"}, "'brand_new' is not known to leave the base model alone"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices is not served"),
         ({"target_parameters": ["experts"]}, "target_parameters is not served"),
         ({"something_new": 1}, "something_new is not served"),
@@ -107,10 +118,15 @@ def test_what_means_nothing_else_is_read(tmp_path: Path, changes: dict[str, Any]
         ({"r": True}, "r is no rank"),
         ({"lora_alpha": "8"}, "lora_alpha is no number"),
         ({"lora_alpha": math.inf}, "lora_alpha is no number"),
+        ({"lora_alpha": 10**400}, "lora_alpha is no number"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern does not give numbers"),
+        ({"r": 10**400}, "r is no rank"),
         ({"target_modules": None}, "target_modules names no modules"),
         ({"target_modules": "("}, "target_modules names no modules"),
         ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern does not give numbers"),
         ({"alpha_pattern": {"(": 2}}, "alpha_pattern has the pattern"),
+        ({"rank_pattern": {"(" * 9000: 2}}, "it has more than 8192 characters"),
+        ({"target_modules": "(" * 5000 + ")" * 5000}, "target_modules names no modules"),
         ({"layers_to_transform": "all"}, "layers_to_transform are no numbers"),
         ({"target_modules": ["q_proj"]}, "which the configuration does not target"),
         ({"exclude_modules": ["k_proj"]}, "which the configuration does not target"),
@@ -128,9 +144,60 @@ def test_what_is_not_computed_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert reason in refusal.value.message
 
 
+@pytest.mark.parametrize("changes", [{"target_modules": ENDLESS}, {"alpha_pattern": {ENDLESS: 2}}])
+def test_patterns_that_never_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Matching ends after its time, and other threads run meanwhile: a gateway goes on answering."""
+    folder = write(tmp_path, **changes)
+    monkeypatch.setattr(adapters, "Patterns", lambda: Patterns(1.0))
+    turns, has_ended = 0, threading.Event()
+
+    def run() -> None:
+        nonlocal turns
+        while not has_ended.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        with pytest.raises(AdapterRefused, match=r"takes more than 1 s"):
+            read_adapter(folder)
+    finally:
+        has_ended.set()
+        thread.join()
+
+    assert turns > 10
+
+
+def test_all_patterns_share_one_bound() -> None:
+    """Many patterns, each of them quick, end too."""
+    now_s = 0.0
+    patterns = Patterns(1.0, lambda: now_s)
+    assert patterns.ends_name("q_proj", Q)
+    assert not patterns.ends_name("proj", Q)
+    assert not patterns.is_name("q_proj", Q)
+
+    now_s = 1.0
+
+    for ask in (patterns.ends_name, patterns.is_name):
+        with pytest.raises(AdapterRefused, match="takes more than 1 s"):
+            ask("q_proj", Q)
+
+
+def test_numbers_of_layers_are_plain(tmp_path: Path) -> None:
+    """A part of a name that is some other numeral is no number of a layer."""
+    odd = "model.layers.²." + "9" * 500 + ".0.q_proj"
+
+    files = read_adapter(write(tmp_path, pair(odd), layers_to_transform=[0]))
+
+    assert [module.name for module in files.modules] == [odd]
+
+
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
+        ({f"base_model.model.{'a' * 2000}.lora_A.weight": np.ones((2, 2), np.float32)}, "more than 1024 characters"),
         ({"base_model.model.lm_head.weight": np.ones((2, 2), np.float32)}, "no weight of a low-rank pair"),
         ({"model.q_proj.lora_A.weight": np.ones((2, 2), np.float32)}, "no weight of a low-rank pair"),
         (dict(list(pair(Q).items())[:1]), "no pair of rank 2"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared import model_files
+from shared import model_files, versions
 from shared.errors import OperatorError
 from shared.numerics import NUMERICS_EPOCH
 
@@ -95,6 +95,19 @@ def test_another_epoch_of_numerics_is_another_fingerprint(model_dir: Path) -> No
     assert model_files.fingerprint(model_dir, epoch=NUMERICS_EPOCH + 1) != now
 
 
+def test_the_files_have_a_digest_that_no_epoch_changes(model_dir: Path) -> None:
+    """By it a process tells changed kernels from another model; what is no epoch stays part of it."""
+    now = model_files.fingerprints(model_dir)
+    later = model_files.fingerprints(model_dir, epoch=NUMERICS_EPOCH + 1)
+    exact = model_files.fingerprints(model_dir, is_exact=True)
+
+    assert now.model == model_files.fingerprint(model_dir) != later.model
+    assert now.kernels.files == later.kernels.files not in (now.model, later.model)
+    assert (now.kernels.epoch, later.kernels.epoch) == (NUMERICS_EPOCH, NUMERICS_EPOCH + 1)
+    assert now.kernels.release == versions.release()
+    assert exact.kernels.files != now.kernels.files
+
+
 def _much_later_ns() -> int:
     """When a file that was just written is settled."""
     return time.time_ns() + 60 * 10**9
@@ -168,6 +181,15 @@ def test_pickles_are_no_weights(model_dir: Path) -> None:
     (model_dir / "model.safetensors").rename(model_dir / "pytorch_model.bin")
 
     with pytest.raises(OperatorError, match="convert them to safetensors"):
+        model_files.weight_files(model_dir)
+
+
+def test_pointers_of_git_lfs_are_no_weights(model_dir: Path) -> None:
+    """A clone without git-lfs has them in the place of files; the refusal says what to do."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n"
+    (model_dir / "model.safetensors").write_text(pointer)
+
+    with pytest.raises(OperatorError, match=r"model\.safetensors; 1 in all\): git lfs pull"):
         model_files.weight_files(model_dir)
 
 

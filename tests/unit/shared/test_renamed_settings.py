@@ -16,7 +16,7 @@ from services.worker.config import WorkerConfig
 from shared import renamed_settings
 from shared.config import from_command_line, load, misspelt
 from shared.errors import ConfigError
-from shared.renamed_settings import RENAMED, RENAMED_VALUES
+from shared.renamed_settings import REMOVED, RENAMED, RENAMED_VALUES
 from thermocline.supervisor.config import SupervisorConfig
 
 KINDS: Mapping[str, type[msgspec.Struct]] = {
@@ -128,6 +128,39 @@ def test_current_names_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+REMOVED_BY = {
+    "flag": (("--sparse-reorder-bytes-per-s", "1000"), "", "--sparse-reorder-bytes-per-s was removed in 0.3.0"),
+    "flag with =": (("--sparse-reorder-bytes-per-s=1000",), "", "--sparse-reorder-bytes-per-s was removed in 0.3.0"),
+    "key": ((), "[service]\nsparse_reorder_bytes_per_s = 1\n", "service.sparse_reorder_bytes_per_s was removed in"),
+    "key of all": ((), "sparse_reorder_bytes_per_s = 1\n", ": sparse_reorder_bytes_per_s was removed in"),
+}
+
+
+@pytest.mark.parametrize(("argv", "file", "fault"), REMOVED_BY.values(), ids=REMOVED_BY)
+def test_a_removed_setting_is_refused_with_its_history(
+    tmp_path: Path, argv: tuple[str, ...], file: str, fault: str
+) -> None:
+    """What it was, and what to do; no other setting is suggested for it."""
+    with pytest.raises(ConfigError) as caught:
+        given(tmp_path, argv, file=file)
+
+    (told,) = caught.value.each()
+    assert fault in told
+    assert REMOVED["sparse_reorder_bytes_per_s"].was in told
+    assert REMOVED["sparse_reorder_bytes_per_s"].advice in told
+    assert "did you mean" not in told
+
+
+def test_a_removed_key_is_told_where_all_services_are_known(tmp_path: Path) -> None:
+    """As `thermocline up` reads the file."""
+    file = tmp_path / "cell.toml"
+    file.write_text("sparse_reorder_bytes_per_s = 1\n[storage]\nsparse_reorder_bytes_per_s = 1\n")
+
+    faults = misspelt(KINDS, file=file, environ={})
+
+    assert ["was removed in 0.3.0" in fault for fault in faults] == [True, True]
+
+
 def test_old_names_are_not_misspelt(tmp_path: Path) -> None:
     """Where all services are known; one in a section that never had it is."""
     file = tmp_path / "cell.toml"
@@ -144,6 +177,7 @@ def test_the_tables_lead_to_settings_that_there_are() -> None:
 
     assert set(RENAMED.values()) <= set(fields)
     assert set(RENAMED).isdisjoint(fields)
+    assert set(REMOVED).isdisjoint({*fields, *RENAMED})
     for (name, old), new in RENAMED_VALUES.items():
         assert load(SchedulerConfig, "scheduler", flags={name: new}) == load(
             SchedulerConfig, "scheduler", flags={name: old}
