@@ -27,7 +27,8 @@ SECTIONS: Mapping[str, type[msgspec.Struct]] = {
 
 _HEAD = f"""A setting of process P is a flag of `thermocline P`, a variable {ENVIRONMENT_PREFIX}<NAME>, or a line of
 section [P] in the TOML file that --config names. Flags win over variables, and variables over the file. `thermocline
-up` hands file and variables to every process that it starts. Sizes may be written 64MiB."""
+up` hands the file to every process that it starts, and each variable to those that read it. Sizes may be written
+64MiB."""
 
 _WIDTH = 80
 _INDENT = "      "

@@ -12,8 +12,9 @@ from shared.ids import is_valid_name
 from shared.lifecycle import EXIT_OK, EXIT_REFUSED
 from thermocline.broker.passwords import new_password
 from thermocline.broker.permissions import ANY
+from thermocline.broker.quoting import nats_quoted
 from thermocline.broker.secret_files import write_secret
-from thermocline.broker.users import User, authorization_text, cell_users, quoted, variable
+from thermocline.broker.users import User, authorization_text, cell_users, variable
 
 CONFIG_NAME = "users.conf"
 
@@ -75,7 +76,7 @@ def write(folder: Path, users: tuple[User, ...], *, variables: bool = False) -> 
             files = []
         else:
             files = [folder / f"{user.name}.password" for user in users]
-            passwords = {user.name: quoted(_password(file)) for user, file in zip(users, files, strict=True)}
+            passwords = {user.name: nats_quoted(_password(file)) for user, file in zip(users, files, strict=True)}
         config = folder / CONFIG_NAME
         write_secret(config, authorization_text(users, passwords))
     except OSError as error:

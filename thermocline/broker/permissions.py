@@ -5,8 +5,9 @@ that call and refuses a body that differs, so ``$JS.API.CONSUMER.CREATE.STREAM.*
 stream and no other. Calls about consumers that exist need their names, which are random and secret:
 only the operator may list them.
 
-Replies come to an inbox of the user's own. A process that answers calls may publish to the reply subject of each call
-once, and nowhere else in another user's inbox.
+Replies come to an inbox of the user's own, under random names. A process that answers calls may publish into the
+inboxes of the users that call it. The server's ``allow_responses`` is not used: it would let the process publish to
+any reply subject that a caller names, also to those of streams.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shared.bus.access import inbox_prefix
 from shared.bus.jetstream import BUCKET_STREAM
 from shared.bus.kept_bucket import STREAM as KEPT_STREAM
 from shared.bus.record_bucket import STREAM as RECORD_STREAM
+from thermocline.broker.passwords import OPERATOR
 
 ANY = "*"
 """In place of an id: every process of that kind, for cells whose processes draw their names."""
@@ -27,11 +29,11 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Subjects that a user may use; ``answers`` allows one message to the reply subject of each message received."""
+    """Subjects that a user may use, and the kinds of processes whose calls it answers."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    answers: bool = False
+    answers: tuple[str, ...] = ()
 
 
 def gateway(user: str) -> Permissions:
@@ -50,13 +52,13 @@ def gateway(user: str) -> Permissions:
             subjects.CELLS_HEADS,
             subjects.CELLS_LOAD,
             f"$KV.{subjects.KEPT_BUCKET}.>",
-            *(f"$JS.API.STREAM.{verb}.{KEPT_STREAM}" for verb in ("MSG.GET", "PURGE")),
+            *(f"$JS.API.STREAM.{verb}.{KEPT_STREAM}" for verb in ("MSG.GET", "PURGE", "INFO")),
             # Answers by name: none can be listed, and a name is a digest of the conversation.
             answer_bucket.subject(ANY),
             f"$JS.API.DIRECT.GET.{answer_bucket.STREAM}.{answer_bucket.subject(ANY)}",
         ),
         subscribe=(
-            *(_inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
+            *(inbox(user), subjects.tokens(ANY), subjects.gateway_output(ANY), subjects.STATUS),
             subjects.heads_wanted(ANY),
         ),
     )
@@ -87,8 +89,8 @@ def scheduler(user: str) -> Permissions:
             f"$O.{subjects.SNAPSHOT_BUCKET}.>",
             f"$KV.{subjects.RECORD_BUCKET}.>",
         ),
-        subscribe=(_inbox(user), subjects.HEARTBEATS, subjects.rpc("scheduler", ANY)),
-        answers=True,
+        subscribe=(inbox(user), subjects.HEARTBEATS, subjects.rpc("scheduler", ANY)),
+        answers=("gateway", "storage", OPERATOR),
     )
 
 
@@ -103,12 +105,12 @@ def worker(user: str, worker_id: str) -> Permissions:
             *_member(subjects.worker_output(worker_id), subjects.worker_input(worker_id)),
         ),
         subscribe=(
-            _inbox(user),
+            inbox(user),
             subjects.worker_output(worker_id),
             subjects.rpc("worker", ANY, worker_id),
             subjects.STATUS,
         ),
-        answers=True,
+        answers=("gateway", "storage", OPERATOR),
     )
 
 
@@ -124,12 +126,12 @@ def storage(user: str, storage_id: str) -> Permissions:
             *_member(subjects.storage_output(storage_id), subjects.storage_input(storage_id)),
         ),
         subscribe=(
-            _inbox(user),
+            inbox(user),
             subjects.storage_output(storage_id),
             subjects.rpc("storage", ANY, storage_id),
             subjects.STATUS,
         ),
-        answers=True,
+        answers=("gateway", "worker", "storage", OPERATOR),
     )
 
 
@@ -138,14 +140,15 @@ def operator(user: str) -> Permissions:
     return Permissions(publish=(">",), subscribe=(">",))
 
 
-OF_KIND: dict[str, Callable[[str], Permissions]] = {"gateway": gateway, "scheduler": scheduler, "operator": operator}
+OF_KIND: dict[str, Callable[[str], Permissions]] = {"gateway": gateway, "scheduler": scheduler, OPERATOR: operator}
 """Permissions by kind, for kinds whose processes are all trusted alike."""
 
 OF_MEMBER: dict[str, Callable[[str, str], Permissions]] = {"worker": worker, "storage": storage}
 """Permissions by kind, for kinds whose processes have permissions by id."""
 
 
-def _inbox(user: str) -> str:
+def inbox(user: str) -> str:
+    """Return the subjects of the replies to ``user``."""
     return f"{inbox_prefix(user)}.>"
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thermocline.broker.passwords import OPERATOR
-from thermocline.broker.permissions import ANY, OF_KIND, OF_MEMBER, Permissions
-
-_ANSWER_WITHIN = "2m"
-"""How long a call may be answered; longer than any caller waits."""
+from thermocline.broker.permissions import ANY, OF_KIND, OF_MEMBER, Permissions, inbox
+from thermocline.broker.quoting import nats_quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +26,12 @@ def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, .
     where two users would have the same name.
     """
     users = [User(kind, permissions(kind)) for kind, permissions in OF_KIND.items()]
+    inboxes = {kind: [inbox(kind)] for kind in OF_KIND}
     for kind, ids in (("worker", workers), ("storage", storages)):
-        for process_id in ids:
-            name = kind if process_id == ANY else process_id
-            users.append(User(name, OF_MEMBER[kind](name, process_id)))
+        names = [kind if process_id == ANY else process_id for process_id in ids]
+        users += [User(name, OF_MEMBER[kind](name, each)) for name, each in zip(names, ids, strict=True)]
+        inboxes[kind] = [inbox(name) for name in names]
+    users = [User(user.name, _answering(user.permissions, inboxes)) for user in users]
     names = [user.name for user in users]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -40,9 +39,10 @@ def cell_users(workers: Sequence[str], storages: Sequence[str]) -> tuple[User, .
     return tuple(users)
 
 
-def quoted(secret: str) -> str:
-    """Return a password as a quoted string of the server's configuration language, where JSON strings are valid."""
-    return json.dumps(secret)
+def _answering(permissions: Permissions, inboxes: Mapping[str, Sequence[str]]) -> Permissions:
+    """Return ``permissions`` with the right to publish into the inboxes of the kinds that it answers."""
+    answered = [subjects for kind in permissions.answers for subjects in inboxes[kind]]
+    return replace(permissions, publish=(*permissions.publish, *answered))
 
 
 def variable(name: str) -> str:
@@ -64,7 +64,6 @@ def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[s
                     # Reading two streams takes some subjects twice.
                     "publish": list(dict.fromkeys(user.permissions.publish)),
                     "subscribe": list(dict.fromkeys(user.permissions.subscribe)),
-                    **({"allow_responses": {"max": 1, "expires": _ANSWER_WITHIN}} if user.permissions.answers else {}),
                 },
             }
             for user in users
@@ -75,24 +74,23 @@ def authorization(users: Sequence[User], passwords: Mapping[str, str]) -> dict[s
 def authorization_text(users: Sequence[User], passwords: Mapping[str, str]) -> str:
     """Return the ``authorization`` block for ``users`` as text.
 
-    ``passwords`` are by user name, in the form of the file: :func:`quoted`, or ``$VARIABLE``.
+    ``passwords`` are by user name, in the form of the file: :func:`nats_quoted`, or ``$VARIABLE``.
     """
     lines = ["authorization {", "  users: ["]
     for entry in authorization(users, passwords)["users"]:
         permissions = entry["permissions"]
         lines += [
             "    {",
-            f"      user: {quoted(entry['user'])}",
+            f"      user: {nats_quoted(entry['user'])}",
             f"      password: {entry['password']}",
             "      permissions: {",
             *_subjects("publish", permissions["publish"]),
             *_subjects("subscribe", permissions["subscribe"]),
+            "      }",
+            "    }",
         ]
-        if "allow_responses" in permissions:
-            lines.append(f'        allow_responses: {{max: 1, expires: "{_ANSWER_WITHIN}"}}')
-        lines += ["      }", "    }"]
     return "\n".join([*lines, "  ]", "}", ""])
 
 
 def _subjects(verb: str, allowed: Sequence[str]) -> list[str]:
-    return [f"        {verb}: [", *(f"          {quoted(subject)}" for subject in allowed), "        ]"]
+    return [f"        {verb}: [", *(f"          {nats_quoted(subject)}" for subject in allowed), "        ]"]

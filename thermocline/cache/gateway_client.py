@@ -57,6 +57,16 @@ def client(
         raise OperatorError(f"--url {base_url!r} or its key cannot be used: {error}") from error
 
 
+def bearer(key: str) -> dict[str, str]:
+    """Return headers with an API key, or none for an empty one."""
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+async def get(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Return the JSON answer to a GET. Raises as :func:`post` does."""
+    return await _answer(http, "GET", path, None)
+
+
 async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON answer. Raises GatewayRefused, or TransportError when the gateway cannot be reached."""
     return await _answer(http, "POST", path, body)

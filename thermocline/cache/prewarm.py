@@ -59,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(arguments: argparse.Namespace) -> bool:
     """Warm all prompts and print the results; return False when one failed."""
     prompts = read_prompts(Path(arguments.file))
-    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
-    async with gateway_client.client(arguments.url, headers, timeout_s=REQUEST_S) as http:
+    async with gateway_client.client(
+        arguments.url, gateway_client.bearer(arguments.api_key), timeout_s=REQUEST_S
+    ) as http:
         with shown("prompts", len(prompts)) as bar:
             warmed = await warm_all(http, prompts, arguments.concurrency, bar.advance)
     failed = sum(bool(prompt.error) for prompt in warmed)
@@ -97,7 +98,7 @@ def warmed_lines(warmed: Sequence[Warmed]) -> list[str]:
     lines = table(heads, [*rows, ("all", *_figures(good))])
     failures = [prompt for prompt in warmed if prompt.error]
     lines += [shortened(f"line {prompt.line} failed: {prompt.error}", 300) for prompt in failures]
-    return [*lines, f"{len(good):,} of {len(warmed):,} prompts are cached"]
+    return [*lines, f"{len(good):,} of {len(warmed):,} prompts prewarmed"]
 
 
 def _figures(warmed: Sequence[Warmed]) -> list[str]:

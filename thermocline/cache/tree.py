@@ -17,7 +17,10 @@ def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
     listed = {node.id for node in nodes}
     below: dict[int, list[CacheNode]] = {}
     tops: dict[str, list[CacheNode]] = {}
+    sums: dict[str, tuple[int, int]] = {}
     for node in nodes:
+        count, tokens = sums.get(node.namespace, (0, 0))
+        sums[node.namespace] = count + 1, tokens + node.tokens
         # The parent of a node may be on a page that was not asked for.
         if node.parent in listed and node.parent is not None:
             below.setdefault(node.parent, []).append(node)
@@ -25,9 +28,8 @@ def tree_lines(nodes: Sequence[CacheNode]) -> list[str]:
             tops.setdefault(node.namespace, []).append(node)
     lines = []
     for namespace, roots in tops.items():
-        own = [node for node in nodes if node.namespace == namespace]
-        tokens = sum(node.tokens for node in own)
-        lines += [f"namespace {namespace}: {len(own):,} nodes, {tokens:,} tokens", HEAD]
+        count, tokens = sums[namespace]
+        lines += [f"namespace {namespace}: {count:,} nodes, {tokens:,} tokens", HEAD]
         lines += _rows(roots, below)
     return lines
 

@@ -14,6 +14,7 @@ _MIB, _GIB = 1024**2, 1024**3
 # Needs of `thermocline up` with the bundled model, one worker and default settings.
 _MIN_SHM = 64 * _MIB
 _COMFORTABLE_SHM = 2 * _GIB
+_COMFORTABLE_RUNS = 512 * _MIB
 _MIN_MEMORY = 2 * _GIB
 _MIN_FILES = 1024
 _COMFORTABLE_FILES = 8192
@@ -39,6 +40,7 @@ def judge(facts: Facts) -> tuple[Check, ...]:
         _gpu(facts),
         _device(facts),
         _nats_server(facts),
+        _runs_folder(facts),
         _shared_memory(facts),
         _memory(facts),
         _cores(facts),
@@ -95,6 +97,18 @@ def _nats_server(facts: Facts) -> Check:
         advice = "name a program with --nats-server PATH, or a broker of your own with --nats URL"
         return Check("nats-server", "bad", facts.nats_server_error, advice)
     return Check("nats-server", "ok", facts.nats_server)
+
+
+def _runs_folder(facts: Facts) -> Check:
+    if facts.runs_folder_error:
+        return Check("runs folder", "bad", facts.runs_folder_error, "`thermocline up` needs it; set TMPDIR to another")
+    found = facts.runs_folder
+    if facts.runs_folder_free is not None:
+        found += f", {_size(facts.runs_folder_free)} free"
+        if facts.runs_folder_free < _COMFORTABLE_RUNS:
+            advice = "streams and logs of a cell without --data-dir are there; give one, or set TMPDIR"
+            return Check("runs folder", "note", found, advice)
+    return Check("runs folder", "ok", found)
 
 
 def _shared_memory(facts: Facts) -> Check:

@@ -16,7 +16,9 @@ import msgspec
 from shared import library_versions
 from shared.errors import ConfigError
 from thermocline.supervisor.config import bundled_model
+from thermocline.supervisor.folders import folder_faults, free_bytes
 from thermocline.supervisor.nats_program import find_nats_program
+from thermocline.supervisor.records import runs_dir
 
 # PyTorch runs in a process of its own: only the worker imports it, and a broken one must not break the doctor.
 _ASK_TORCH = ("-m", "services.worker.torch_gpus")
@@ -42,6 +44,9 @@ class Facts:
     auto_reason: str
     nats_server: str
     nats_server_error: str
+    runs_folder: str
+    runs_folder_error: str
+    runs_folder_free: int | None
     shm_total: int | None
     shm_free: int | None
     memory_total: int | None
@@ -58,6 +63,7 @@ def gather() -> Facts:
     """Gather all facts; takes some seconds because it imports PyTorch in a process of its own."""
     torch, torch_error = _torch()
     nats_server, nats_server_error = _nats_server()
+    runs_folder, runs_folder_error = _runs_folder()
     memory = parse_memory_table(_read(Path("/proc/meminfo")))
     try:
         shm = shutil.disk_usage("/dev/shm")
@@ -76,6 +82,9 @@ def gather() -> Facts:
         auto_reason=torch.reason,
         nats_server=nats_server,
         nats_server_error=nats_server_error,
+        runs_folder=runs_folder,
+        runs_folder_error=runs_folder_error,
+        runs_folder_free=free_bytes(Path(runs_folder)) if runs_folder else None,
         shm_total=shm.total if shm else None,
         shm_free=shm.free if shm else None,
         memory_total=memory.get("MemTotal"),
@@ -151,3 +160,14 @@ def _nats_server() -> tuple[str, str]:
         return str(find_nats_program(os.environ.get("THERMOCLINE_NATS_SERVER", ""))), ""
     except ConfigError as error:
         return "", error.message
+
+
+def _runs_folder() -> tuple[str, str]:
+    """Return the folder of cells' records, or "" and why there can be none."""
+    try:
+        folder = runs_dir()
+        if faults := folder_faults("TMPDIR", folder):
+            raise ConfigError.of(faults)
+    except ConfigError as error:
+        return "", error.message
+    return str(folder), ""

@@ -48,6 +48,8 @@ def make_profile(wish: Wish, said: Callable[[str], None]) -> tuple[Profile, Path
 
     Raises ConfigError when it cannot be measured or written.
     """
+    if wish.disk_dir and not Path(wish.disk_dir).is_dir():  # Said before the minute that the rest takes.
+        raise ConfigError(f"--disk-dir {wish.disk_dir}: there is no such folder")
     model = Path(wish.model).expanduser().resolve() if wish.model else None
     dtype = "auto"
     if model is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.arguments import ArgumentParser, whole_number
+from shared.arguments import ArgumentParser, not_negative, whole_number
 from shared.errors import OperatorError, ThermoclineError
 from shared.guard import guarded
 from shared.logs import kept_off_stdout
@@ -52,7 +52,9 @@ def parser() -> ArgumentParser:
     made.add_argument("--limit", type=whole_number(10**9), metavar="N", help="ask at most N questions of the task")
     made.add_argument("--probe-heads", type=int, default=3, metavar="N", help="heads of a layer that vote")
     made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="heads that vote")
-    made.add_argument("--alpha", type=float, default=0.6, metavar="X", help="exponent of the similarity threshold")
+    made.add_argument(
+        "--alpha", type=not_negative, default=0.6, metavar="X", help="exponent of the similarity threshold"
+    )
     made.add_argument("--first-tokens", type=int, default=0, metavar="N", help="first tokens of a prefix always kept")
     made.add_argument("--recent-tokens", type=int, default=0, metavar="N", help="last tokens of a prefix always kept")
     made.add_argument("--seed", type=int, default=0, metavar="N", help="seed of generated tasks and of random tokens")
@@ -70,7 +72,9 @@ def parser() -> ArgumentParser:
     generated.add_argument("--document-tokens", type=int, default=1024, metavar="N", help="tokens per document")
     generated.add_argument("--save-task", type=Path, metavar="FILE", help="write the task to FILE")
     gate = made.add_argument_group("gate")
-    gate.add_argument("--max-drop", type=float, metavar="X", help="percentage points of accuracy that may be lost")
+    gate.add_argument(
+        "--max-drop", type=not_negative, metavar="X", help="percentage points of accuracy that may be lost"
+    )
     gate.add_argument("--gate-method", metavar="NAME", help="the method that is judged (default: importance)")
     gate.add_argument("--gate", type=Path, metavar="FILE", help="write the outcome to FILE")
     return made

@@ -41,9 +41,10 @@ def faults(evaluation: Evaluation, method: str, max_drop_points: float) -> list[
 
 
 def _fault(figure: MethodFigure, max_drop_points: float) -> str:
-    if figure.drop_points > max_drop_points:
+    # So that a figure or a limit that is no number does not pass.
+    if not figure.drop_points <= max_drop_points:
         return f"drops {figure.drop_points:.2f} points, more than {max_drop_points:g}"
-    if figure.standard_error_points > max_drop_points:
+    if not figure.standard_error_points <= max_drop_points:
         return (
             f"drops {figure.drop_points:.2f} points with a standard error of {figure.standard_error_points:.2f}: "
             f"too few questions to tell whether that is within {max_drop_points:g}"

@@ -26,5 +26,11 @@ class MonotonicClock:
         return time.perf_counter()
 
     async def sleep_until(self, time_s: float) -> None:
-        """Sleep until ``time_s``, or yield to the event loop once if it has passed."""
+        """Sleep until ``time_s``, or yield to the event loop once if it has passed.
+
+        A sleep of uvloop counts whole milliseconds from a time that is read once for each turn of its loop, so it may
+        end early, which would count as time of the server.
+        """
         await asyncio.sleep(max(0.0, time_s - time.perf_counter()))
+        while (left_s := time_s - time.perf_counter()) > 0:  # noqa: ASYNC110 - there is no event but the time itself.
+            await asyncio.sleep(left_s)

@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 
 from shared.errors import Unavailable
+from thermocline.load.clock import MonotonicClock
 
 _MAX_BODY_BYTES = 64 * 2**20
 _MODELS = b'{"object":"list","data":[{"id":"null","object":"model","max_model_len":1048576,"vocab_size":32000}]}'
@@ -41,13 +42,13 @@ _TOKEN_EVENT = _event(_TOKEN)
 
 
 async def _answer(asked: _Asked, writer: asyncio.StreamWriter, itl_s: float) -> None:
-    loop = asyncio.get_running_loop()
+    clock = MonotonicClock()
     writer.write(_STREAM_HEAD)
-    began = loop.time()
+    began_s = clock.now_s()
     for number in range(asked.max_tokens):
         if itl_s and number:
             # Counted from the beginning, so that a late timer does not delay all later tokens.
-            await asyncio.sleep(max(0.0, began + number * itl_s - loop.time()))
+            await clock.sleep_until(began_s + number * itl_s)
         writer.write(_TOKEN_EVENT)
         await writer.drain()
     usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": asked.max_tokens}

@@ -16,7 +16,7 @@ from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.requests import SubmitRequest
 from shared.messages.storage_events import HostPoolCreated, StorageJoined
 from shared.messages.worker_events import BatchDone, FinishedToo, RequestFinished, WorkerJoined
-from shared.messages.worker_plans import AdmitRequest, RunBatch, WorkerPlan
+from shared.messages.worker_plans import AdmitRequest, RestoreChunk, RunBatch, WorkerPlan
 from thermocline.replay.recorded_prompts import RecordedPrompts
 
 
@@ -32,7 +32,7 @@ class RecordedRequest:
     device_tokens: int = 0
     host_tokens: int = 0
     neighbour_tokens: int = 0
-    disk_tokens: int = 0  # Those of the object store included.
+    disk_tokens: int = 0  # Those of the object store included, and those restored from hidden states.
 
 
 @dataclass(slots=True)
@@ -104,6 +104,8 @@ def read_run(path: Path) -> RecordedRun:
             elif isinstance(output, WorkerPlan) and isinstance(output.order, RunBatch):
                 chunks = [(chunk.request_id, chunk.end) for chunk in output.order.chunks]
                 batch_chunks[output.worker_id, output.incarnation, output.number] = chunks
+                for restore in output.order.restores:
+                    _take_restoration(run, restore)
     if run.pool_geometry is None or not run.device_pages:
         raise RecordingError(f"{path} holds no worker, so there is nothing to run under other settings")
     run.unplayable = sum(1 for request in run.requests.values() if not request.output)
@@ -139,7 +141,7 @@ def _take_input(run: RecordedRun, prompts: RecordedPrompts, message: Input, now_
             run.pool_geometry, run.max_context = message.pool.geometry, message.max_context
         case StorageJoined():
             run.disk_bytes = message.disk_bytes
-        case HostPoolCreated(handle=PoolHandle() as handle):
+        case HostPoolCreated(handle=PoolHandle() as handle, form="kv"):  # Another form is of hidden states in transit.
             run.host_pages = handle.pages
         case SubmitRequest():
             whole = prompts.whole(message)
@@ -162,6 +164,12 @@ def _take_admission(run: RecordedRun, order: AdmitRequest) -> None:
         request.device_tokens, request.host_tokens = order.device_tokens, order.host_tokens + order.lent_tokens
         request.neighbour_tokens = order.neighbour_tokens
         request.disk_tokens = order.disk_tokens + order.remote_tokens
+
+
+def _take_restoration(run: RecordedRun, restore: RestoreChunk) -> None:
+    request = run.requests.get(restore.request_id)
+    if request is not None and restore.attempt == 1:
+        request.disk_tokens += restore.end - restore.start
 
 
 def _first_token(run: RecordedRun, request_id: str, now_ns: int) -> None:

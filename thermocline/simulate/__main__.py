@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from services.scheduler.core.cache.page_pool import MOST_PAGES
 from shared.arguments import JSON_HELP, ArgumentParser, add_old_name
 from shared.errors import ConfigError, InvalidRequest, OperatorError
-from shared.guard import guarded
+from shared.guard import EXIT_INTERRUPTED, guarded
 from thermocline.flags import policies_line
 from thermocline.simulate.profiles import hardware_names, load_hardware, load_model, model_names
 from thermocline.simulate.report import show
@@ -34,7 +35,7 @@ from thermocline.simulate.workloads import WORKLOADS, TraceWorkload, Workload, m
 from thermocline.simulate.workloads.chat import ChatOptions
 from thermocline.trace.format import SAMPLE
 
-EXIT_OK, EXIT_USAGE = 0, 2
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 DEFAULT_IN_FLIGHT = 128  # Strata 5.1.
 DEFAULT_HARDWARE, DEFAULT_MODEL = "a100-pcie4", "llama-3.1-8b"
@@ -197,14 +198,14 @@ def _check_numbers(options: argparse.Namespace) -> None:
             faults.append(f"--{name} must be at least {least}")
         if value is not None and most is not None and value > most:
             faults.append(f"--{name} must be at most {most:,}")
-    faults += [
-        f"--{name} must be at least {LEAST_RATE:g}"
-        for name in ("rate", "time-scale")
-        # A comparison that NaN fails, too.
-        if (value := getattr(options, name.replace("-", "_"))) is not None and not LEAST_RATE <= value < float("inf")
-    ]
-    if options.network_gb_s and not LEAST_RATE <= options.network_gb_s < float("inf"):
-        faults.append(f"--network-gb-s must be 0, or at least {LEAST_RATE:g}")
+    for name, also in (("rate", ""), ("time-scale", ""), ("network-gb-s", "0, or ")):
+        value = getattr(options, name.replace("-", "_"))
+        if value is None or (also and not value):
+            continue
+        if not isfinite(value):
+            faults.append(f"--{name} must be {also}a finite number, and not {value:g}")
+        elif value < LEAST_RATE:
+            faults.append(f"--{name} must be {also}at least {LEAST_RATE:g}")
     if not LEAST_RATE <= options.backup_share <= 1:
         faults.append(f"--backup-share must be from {LEAST_RATE:g} to 1")
     if faults:
@@ -234,7 +235,11 @@ def _workload(options: argparse.Namespace, own: msgspec.Struct | None) -> Worklo
 
 
 def run(simulation: Simulation) -> dict[str, Any]:
-    """Run with a progress line on standard error where that is a terminal; return the figures."""
+    """Run with a progress line on standard error where that is a terminal; return the figures.
+
+    After Ctrl-C they are those of the requests so far, and ``interrupted`` is among them; without one it passes.
+    """
+    interruption: dict[str, Any] = {}
     started = time.perf_counter()
     wanted = simulation.setup.requests
     console = Console(stderr=True)
@@ -246,11 +251,16 @@ def run(simulation: Simulation) -> dict[str, Any]:
             of = f" of {wanted:,}" if wanted else ""
             bar.update(task, over=f"{over:,}{of}", virtual=f"{seconds:,.0f} s")
 
-        simulation.run(progress)
+        try:
+            simulation.run(progress)
+        except KeyboardInterrupt:
+            if not simulation.ended:
+                raise
+            interruption = {"interrupted": True}
     figures = simulation.figures()
     if not figures["requests"]:
         raise InvalidRequest("the workload holds no request")
-    return figures | {"wall_seconds": time.perf_counter() - started}
+    return figures | {"wall_seconds": time.perf_counter() - started} | interruption
 
 
 def described(options: argparse.Namespace, simulation: Simulation) -> dict[str, Any]:
@@ -272,15 +282,17 @@ def described(options: argparse.Namespace, simulation: Simulation) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a simulation or a sweep. Exit codes: 0 done, 2 invalid flags, profile or trace."""
+    """Run a simulation or a sweep.
+
+    Exit codes: 0 done, 1 a simulation failed, 2 invalid flags, profile or trace, 130 interrupted.
+    """
     options = parse(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         if options.sweep:
             from thermocline.simulate.sweep_command import run_sweep
 
-            run_sweep(options)
-            return EXIT_OK
+            return EXIT_OK if run_sweep(options) else EXIT_FAILED
         if options.csv or options.parquet or options.plot:
             raise ConfigError("--csv, --parquet and --plot write the figures of --sweep; give --sweep")
         simulation = prepare(options)
@@ -288,13 +300,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OperatorError, InvalidRequest) as error:
         print(f"thermocline simulate: {error.message}", file=sys.stderr)
         return EXIT_USAGE
+    if simulation.warning is not None:
+        print(f"thermocline simulate: {simulation.warning}", file=sys.stderr)
+    is_interrupted = "interrupted" in figures
+    if is_interrupted:
+        print(f"thermocline simulate: interrupted; {simulation.ended:,} requests ended", file=sys.stderr)
     about, setup = described(options, simulation), simulation.setup
     if options.json:
         print(json.dumps(about | figures))
     else:
         title = f"{about['workload']} on {setup.workers} x {setup.hardware.name}, {setup.model.name}"
         show(Console(), figures, f"{title}, {setup.config.policy}, seed {setup.seed}")
-    return EXIT_OK
+    return EXIT_INTERRUPTED if is_interrupted else EXIT_OK
 
 
 if __name__ == "__main__":

@@ -14,12 +14,21 @@ from math import isfinite, prod
 from typing import Any, get_args
 
 from shared.errors import ConfigError
+from shared.messages.pools import KvDtype
+from shared.spelling import fault_of_choice
 from thermocline.simulate.cost import Io
+from thermocline.simulate.settings import without
 
 MOST_RUNS = 1000
 
 Row = dict[str, Any]
 """The settings and figures of one simulation, by name."""
+
+ERROR = "error"
+"""Name in a row of the reason for which its simulation failed. Only sweeps with a failed one have it."""
+
+INTERRUPTED = "interrupted"
+"""Reason in the rows of simulations that Ctrl-C ended, or kept from beginning."""
 
 OPTIONS: Mapping[str, type] = {
     "policy": str,
@@ -29,6 +38,7 @@ OPTIONS: Mapping[str, type] = {
     "workers_per_node": int,
     "tensor_parallel": int,
     "page_size": int,
+    "kv_dtype": str,
     "device_tokens": int,
     "host_tokens": int,
     "disk_tokens": int,
@@ -41,6 +51,14 @@ OPTIONS: Mapping[str, type] = {
     "seed": int,
 }
 """Flags of the command that can be swept, by their names without dashes; other keys are for ``--set``."""
+
+FIXED = (
+    *("trace", "workload", "requests", "profile", "settings"),
+    *("json", "sweep", "jobs", "csv", "parquet", "plot", "plot_figure"),
+)
+"""The command's other flags: all simulations of a sweep have one workload and one report."""
+
+_CHOICES = {"io": get_args(Io), "kv_dtype": get_args(KvDtype)}
 
 _OTHER_NAMES = {"capacity": "device_tokens"}
 
@@ -83,10 +101,12 @@ def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
         texts = text.split(",")
         if not equals or not key or not all(texts):
             faults.append(f"--sweep {assignment}: must be key=value,value")
+        elif key in FIXED:
+            faults.append(f"--sweep {assignment}: {key} cannot be swept; of the flags only {', '.join(OPTIONS)} can")
         elif key in axes:
             faults.append(f"--sweep {assignment}: {key} is swept twice")
         else:
-            axes[key] = Axis(key, _values(assignment, OPTIONS.get(key), texts, faults))
+            axes[key] = Axis(key, _values(assignment, key, texts, faults))
             if len(set(axes[key].values)) < len(texts):
                 faults.append(f"--sweep {assignment}: a value is given twice")
     runs = prod(len(axis.values) for axis in axes.values())
@@ -97,8 +117,9 @@ def read_axes(assignments: Sequence[str]) -> tuple[Axis, ...]:
     return tuple(axes.values())
 
 
-def _values(assignment: str, kind: type | None, texts: Sequence[str], faults: list[str]) -> tuple[Any, ...]:
+def _values(assignment: str, key: str, texts: Sequence[str], faults: list[str]) -> tuple[Any, ...]:
     """Return the values of an axis. Those for ``--set`` become numbers where all look like numbers."""
+    kind, choices = OPTIONS.get(key), _CHOICES.get(key)
     if kind is None:
         for number in (int, float):
             try:
@@ -111,9 +132,9 @@ def _values(assignment: str, kind: type | None, texts: Sequence[str], faults: li
     except ValueError:
         faults.append(f"--sweep {assignment}: must be {'whole numbers' if kind is int else 'numbers'}")
         return tuple(texts)
-    unknown = [value for value in values if assignment.startswith("io=") and value not in get_args(Io)]
-    if unknown:
-        faults.append(f"--sweep {assignment}: {unknown[0]!r} is not among {', '.join(get_args(Io))}")
+    unknown = [value for value in values if choices is not None and value not in choices]
+    if choices is not None and unknown:
+        faults.append(f"--sweep {assignment}: {fault_of_choice(unknown[0], choices)}")
     return values
 
 
@@ -124,6 +145,7 @@ def runs_of(options: argparse.Namespace, axes: Sequence[Axis]) -> list[Run]:
         settings = {axis.key: value for axis, value in zip(axes, values, strict=True)}
         changed = {key: value for key, value in settings.items() if key in OPTIONS}
         added = [f"{key}={value}" for key, value in settings.items() if key not in OPTIONS]
-        given = {**vars(options), **changed, "settings": [*options.settings, *added], "sweep": []}
+        kept = without(options.settings, settings)
+        given = {**vars(options), **changed, "settings": [*kept, *added], "sweep": []}
         runs.append(Run(settings, argparse.Namespace(**given)))
     return runs

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.scheduler.core import CancelTimer, SetTimer, Stamped, new_state, step
+from services.scheduler.outside import of_config
 from shared.codec import Input
 from shared.errors import InternalError
 from shared.ids import namespace_digest
@@ -225,10 +226,18 @@ class SimulatedCell:
             self.fold(message)
 
     def fold(self, message: Input) -> None:
-        """Append an input to the stream; the core takes it after the earlier ones."""
+        """Append an input to the stream; the core takes it after the earlier ones.
+
+        Raises InternalError where a policy, schedule or admission from outside tries to end the process.
+        """
         self.inputs += 1
         stamped = Stamped(self.inputs, self.queue.now_ns, message)
-        outputs = step(self.state, stamped)
+        try:
+            outputs = step(self.state, stamped)
+        except SystemExit as error:
+            # Only classes from outside could do that, and it would end the command without a word.
+            named = ", ".join(of_config(self.state.config)) or f"policy {self.state.config.policy}"
+            raise InternalError(f"{named}: its code called for the end of the process, by {error!r}") from error
         if self.watch is not None:
             self.watch(stamped, outputs)
         self._scheduler_free_ns = max(self._scheduler_free_ns, self.queue.now_ns) + self._scheduler_ns

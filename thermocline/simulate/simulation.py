@@ -13,7 +13,7 @@ from thermocline.simulate.cost import Costs, Io, costs_of, device_kv_tokens, hos
 from thermocline.simulate.events import NS_PER_S, EventQueue
 from thermocline.simulate.profiles import HardwareProfile, ModelProfile
 from thermocline.simulate.source import Source
-from thermocline.simulate.workloads import Asked, Workload
+from thermocline.simulate.workloads import Asked, TraceWorkload, Workload
 
 PROGRESS_EVERY_EVENTS = 2048
 
@@ -52,6 +52,7 @@ class Simulation:
     def __init__(self, setup: Setup, workload: Workload) -> None:
         """Check the settings. Raises ConfigError for those that contradict each other or the profiles."""
         self.setup = setup
+        self._workload = workload
         self.shape = shape_of(setup)
         self.queue = EventQueue(setup.start_ns)
         self.costs: Costs = costs_of(
@@ -74,40 +75,63 @@ class Simulation:
         self.source = Source(
             workload,
             self.queue,
-            self.cell.send,
+            self._send,
             rate=setup.rate,
             in_flight=setup.in_flight,
             limit=setup.requests,
             seed=setup.seed,
         )
         self.cell.answered = self._answered
-        self._start_ns = 0
+        self._start_ns: int | None = None
         self._last_answer_ns = 0
 
     def run(self, progress: Progress | None = None) -> None:
-        """Run until no event is left. Raises InternalError when requests are stuck."""
+        """Run until no event is left. Raises InternalError when requests are stuck.
+
+        Errors of a policy from outside pass, with a note that names the policy.
+        """
+        try:
+            self._run(progress)
+        except Exception as error:
+            error.add_note(f"while simulating policy {self.setup.config.policy!r}")
+            raise
+
+    def _run(self, progress: Progress | None) -> None:
         while self.queue.run_next():  # Workers and storages join first.
             pass
-        self._start_ns = self._last_answer_ns = self.queue.now_ns
         self.source.start()
         handled = 0
         while self.queue.run_next():
             handled += 1
             if progress is not None and handled % PROGRESS_EVERY_EVENTS == 0:
-                progress(self._over, self.simulated_s)
-        if self.cell.open or self.cell.state.requests:
-            left = [*self.cell.open, *self.cell.state.requests]
-            raise InternalError(f"nothing moves any more and {len(left)} requests are stuck, {left[0]} among them")
+                progress(self.ended, self.simulated_s)
+        left = list(dict.fromkeys([*self.cell.open, *self.cell.state.requests]))
+        if left:
+            raise InternalError(
+                f"nothing moves any more and {len(left)} requests are stuck, {left[0]} among them, under policy "
+                f"{self.setup.config.policy!r}"
+            )
 
     @property
     def simulated_s(self) -> float:
         """Seconds from the first request to the latest answer."""
-        return (self._last_answer_ns - self._start_ns) / NS_PER_S
+        return 0.0 if self._start_ns is None else (self._last_answer_ns - self._start_ns) / NS_PER_S
 
     @property
-    def _over(self) -> int:
+    def warning(self) -> str | None:
+        """Sentence about requests of a trace that were too late to be sorted; None for none."""
+        return self._workload.warning if isinstance(self._workload, TraceWorkload) else None
+
+    @property
+    def ended(self) -> int:
+        """Number of requests so far that were answered, or refused."""
         figures = self.cell.figures
         return figures.finished + sum(figures.failed.values())
+
+    def _send(self, asked: Asked) -> None:
+        if self._start_ns is None:
+            self._start_ns = self._last_answer_ns = self.queue.now_ns
+        self.cell.send(asked)
 
     def _answered(self, asked: Asked) -> None:
         self._last_answer_ns = self.queue.now_ns
@@ -181,6 +205,8 @@ def shape_of(setup: Setup) -> CellShape:
     if host_tokens is None:
         host_tokens = host_kv_tokens(setup.hardware, setup.model)
     if device_tokens < setup.page_size:
+        if setup.device_tokens is not None:
+            raise ConfigError(f"--device-tokens {device_tokens} is less than a page of {setup.page_size} tokens")
         raise ConfigError(
             f"{setup.model.name} leaves no room for a page of KV on {setup.tensor_parallel} x {setup.hardware.name}; "
             "give --device-tokens or a larger --tensor-parallel"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -11,6 +13,7 @@ from shared.progress_line import shown
 from thermocline.simulate.axes import Axis, Row, read_axes
 from thermocline.simulate.sweep_report import (
     check_outputs,
+    ended,
     show_sweep,
     sweep_chart,
     title_of,
@@ -18,16 +21,39 @@ from thermocline.simulate.sweep_report import (
     write_parquet,
     write_plot,
 )
-from thermocline.simulate.sweeping import sweep_rows
+from thermocline.simulate.sweeping import SweepFailed, SweepInterrupted, sweep_rows
 
 _PIPED_WIDTH = 160
 
 
-def run_sweep(options: argparse.Namespace) -> None:
-    """Simulate and report. Raises ConfigError or InvalidRequest for invalid input, OperatorError for a file."""
+def run_sweep(options: argparse.Namespace) -> bool:
+    """Simulate and report; return whether all simulations ended. Those that failed are named on standard error.
+
+    Raises ConfigError or InvalidRequest for invalid input, OperatorError for a file, and SweepInterrupted by Ctrl-C,
+    after reporting the simulations that had ended.
+    """
     axes = read_axes(options.sweep)
     check_outputs(axes, csv_file=options.csv, parquet=options.parquet, plot=options.plot)
-    rows = _with_progress(options, axes)
+    warnings: list[str] = []
+    failure = None
+    try:
+        rows = _with_progress(options, axes, warnings.append)
+    except SweepFailed as error:
+        rows, failure = error.rows, error.message
+    except SweepInterrupted as interrupt:
+        done = len(ended(interrupt.rows))
+        print(f"thermocline simulate: interrupted; {done} of {len(interrupt.rows)} simulations ended", file=sys.stderr)
+        if done:
+            _report(options, axes, interrupt.rows)
+        raise
+    for text in (*warnings, *([failure] if failure is not None else [])):
+        print(f"thermocline simulate: {text}", file=sys.stderr)
+    _report(options, axes, rows)
+    return failure is None
+
+
+def _report(options: argparse.Namespace, axes: tuple[Axis, ...], rows: list[Row]) -> None:
+    """Print and write the rows. A chart needs a simulation that ended."""
     if options.json:
         print(json.dumps({"runs": rows}))
     else:
@@ -39,11 +65,12 @@ def run_sweep(options: argparse.Namespace) -> None:
         write_csv(options.csv, rows)
     if options.parquet:
         write_parquet(options.parquet, rows)
-    if options.plot:
-        write_plot(options.plot, sweep_chart(rows, axes, options.plot_figure))
+    done = ended(rows)
+    if options.plot and done:
+        write_plot(options.plot, sweep_chart(done, axes, options.plot_figure))
 
 
-def _with_progress(options: argparse.Namespace, axes: tuple[Axis, ...]) -> list[Row]:
+def _with_progress(options: argparse.Namespace, axes: tuple[Axis, ...], warn: Callable[[str], None]) -> list[Row]:
     """Return the rows of the sweep; show progress on standard error where that is a terminal."""
     with shown("simulations", 0) as bar:
-        return sweep_rows(options, axes, bar.update)
+        return sweep_rows(options, axes, bar.update, warn)

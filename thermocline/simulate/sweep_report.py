@@ -16,7 +16,7 @@ from shared.errors import ConfigError, OperatorError, reason_of
 from shared.result_file import check_writable, result_file, write_result
 from thermocline.charts.drawing import Svg
 from thermocline.charts.line_chart import line_chart
-from thermocline.simulate.axes import Axis, Row
+from thermocline.simulate.axes import ERROR, INTERRUPTED, Axis, Row
 
 FIGURES = {
     "hit_ratio": "hit tokens / prompt tokens",
@@ -55,8 +55,13 @@ def check_outputs(axes: Sequence[Axis], *, csv_file: Path | None, parquet: Path 
         raise ConfigError("; ".join(faults))
 
 
+def ended(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of simulations that ended, without those that failed."""
+    return [row for row in rows if row.get(ERROR) is None]
+
+
 def show_sweep(console: Console, rows: Sequence[Row], axes: Sequence[Axis], title: str) -> None:
-    """Print one line per simulation: its swept values, then the main figures."""
+    """Print one line per simulation: its swept values, then the main figures, or that it failed or was interrupted."""
     table = Table(title=title, title_justify="left")
     for axis in axes:
         table.add_column(axis.key, justify="right" if axis.is_number else "left")
@@ -66,6 +71,10 @@ def show_sweep(console: Console, rows: Sequence[Row], axes: Sequence[Axis], titl
     for heading in ("latency p99", "requests/s", "failed"):
         table.add_column(heading, justify="right")
     for row in rows:
+        if row.get(ERROR) is not None:
+            word = INTERRUPTED if row[ERROR] == INTERRUPTED else "failed"
+            table.add_row(*(_number(row[axis.key]) for axis in axes), word)
+            continue
         prompt = max(1, row["input_tokens"])
         failed = sum(value or 0 for name, value in row.items() if name.startswith("failed_"))
         table.add_row(
@@ -127,7 +136,8 @@ def sweep_chart(rows: Sequence[Row], axes: Sequence[Axis], figure: str = "hit_ra
 def title_of(rows: Sequence[Row], axes: Sequence[Axis]) -> str:
     """Return the workload, hardware and model that all simulations share."""
     swept = [axis.key for axis in axes]
-    return ", ".join(str(rows[0][key]) for key in ("workload", "hardware", "model") if key not in swept)
+    first = (ended(rows) or rows)[0]
+    return ", ".join(str(first.get(key)) for key in ("workload", "hardware", "model") if key not in swept)
 
 
 def _name(row: Row, axes: Sequence[Axis]) -> str:

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,22 @@ import msgspec
 
 from services.gateway.config import GatewayConfig
 from services.scheduler.config import SchedulerConfig
-from services.storage.checks import directory_faults
-from services.storage.config import DEFAULT_KEY_VARIABLE, StorageConfig
+from services.storage.config import StorageConfig
 from services.worker.config import WorkerConfig
 from shared import logs
 from shared.arguments import ArgumentParser
-from shared.broker import PASSWORD_VARIABLE, TOKEN_VARIABLE
-from shared.config import add_fields, load, misspelt
+from shared.config import ENVIRONMENT_PREFIX, add_fields, load, misspelt
 from shared.errors import ConfigError, OperatorError
 from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, die_with_parent
+from shared.variables import SUPERVISED, warn_of_strangers
 from thermocline.flags import policies_line
 from thermocline.supervisor.cell import Cell, resolve
 from thermocline.supervisor.commands import service_children
 from thermocline.supervisor.config import SupervisorConfig
+from thermocline.supervisor.folders import folder_faults
+from thermocline.supervisor.hidden_form import hidden_form_faults
+from thermocline.supervisor.kv_dtype import kv_dtype_faults
 from thermocline.supervisor.leftovers import reap_dead_cells
 from thermocline.supervisor.page_key import with_page_key
 from thermocline.supervisor.preflight import faults_of
@@ -44,6 +47,14 @@ Exit codes: 0 stopped as asked, by Ctrl-C or SIGTERM; 1 failed; 2 refused to sta
 anything was started; 141 broken pipe."""
 
 OPEN_FILES = 65_536
+
+SET_BY_UP = frozenset(
+    {
+        *("id", "nats_user", "shm_prefix", "gpu", "node_workers", "cpu_kv_bytes", "cpu_dtype"),
+        *("grace_ms", "drain_timeout_ms", "stop_timeout_ms", "handover_ms"),
+    }
+)
+"""Settings of processes that `up` gives as flags and has no flags for, so that no file or variable can set them."""
 
 GROUPS = {
     "model and device": (
@@ -96,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     flags = vars(parsed)
     file = flags.pop("config")
     flags.pop("help_all")
-    if starter := os.environ.get("THERMOCLINE_SUPERVISED"):
+    if starter := os.environ.get(SUPERVISED):
         die_with_parent(int(starter))
     try:
         config = _settings(file, flags, strays)
@@ -104,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
         logs.configure("supervisor", "up", level="info" if config.log_level == "debug" else "warning")
         runs = runs_dir()
         reap_dead_cells(runs)
-        cell = resolve(config, runs, config_file=Path(file).resolve() if file else None, more_faults=_child_faults)
+        config_file = Path(file).resolve() if file else None
+        cell = resolve(config, runs, config_file=config_file, more_faults=partial(_more_faults, runs))
         cell = with_page_key(cell, os.environ)
         raise_open_files_limit()
         return _serve(cell, runs)
@@ -139,10 +151,12 @@ def complaint(error: ConfigError) -> str:
     return "\n".join([f"{len(faults)} settings are wrong, and nothing was started:", *(f"  {each}" for each in faults)])
 
 
-def _child_faults(cell: Cell) -> list[str]:
-    faults = faults_of(service_children(cell), os.environ)
+def _more_faults(runs: Path, cell: Cell) -> list[str]:
+    faults = [*faults_of(service_children(cell), os.environ), *folder_faults("TMPDIR", runs)]
+    faults += hidden_form_faults(cell, os.environ)
+    faults += kv_dtype_faults(cell, os.environ)
     if not cell.data_dir_is_temporary:
-        faults += directory_faults("--data-dir", [str(cell.data_dir)])
+        faults += folder_faults("--data-dir", cell.data_dir)
     return faults
 
 
@@ -155,8 +169,9 @@ def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str])
         "worker": WorkerConfig,
         "storage": StorageConfig,
     }
-    allowed = (PASSWORD_VARIABLE, TOKEN_VARIABLE, DEFAULT_KEY_VARIABLE)
-    faults = misspelt(kinds, file=file, environ=os.environ, allowed=allowed)
+    warn_of_strangers("thermocline up")
+    misplaced, strays = without_misplaced(strays, {section: kinds[section] for section in kinds if section != "up"})
+    faults = [*misplaced, *misspelt(kinds, file=file, environ=os.environ)]
     try:
         config = load(SupervisorConfig, "up", file=file, environ=os.environ, flags=flags, strays=strays)
     except ConfigError as error:
@@ -164,6 +179,29 @@ def _settings(file: str | None, flags: Mapping[str, Any], strays: Sequence[str])
     if faults:
         raise ConfigError.of(faults)
     return config
+
+
+def without_misplaced(strays: Sequence[str], kinds: Mapping[str, type[msgspec.Struct]]) -> tuple[list[str], list[str]]:
+    """Return faults for flags that are settings of processes, which say where those are set, and the other strays."""
+    faults: list[str] = []
+    others: list[str] = []
+    is_value = False
+    for argument in strays:
+        flag, equals, _ = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        owners = [section for section, kind in kinds.items() if name in kind.__struct_fields__]
+        if argument.startswith("--") and owners and name not in SET_BY_UP:
+            sections = " or ".join(f"[{section}]" for section in owners)
+            faults.append(
+                f"{flag} is a setting of {', '.join(owners)}, not of `up`: set {ENVIRONMENT_PREFIX}{name.upper()}, "
+                f"or {name} in section {sections} of --config FILE"
+            )
+            is_value = not equals
+        else:
+            if argument.startswith("--") or not is_value:
+                others.append(argument)
+            is_value = False
+    return faults, others
 
 
 def raise_open_files_limit() -> None:

@@ -22,6 +22,7 @@ from typing import IO
 
 import msgspec
 
+from shared import variables
 from shared.errors import Unavailable
 from thermocline.supervisor.config import PACKAGE_ROOT, SupervisorConfig, to_flags
 from thermocline.supervisor.log_tail import tail
@@ -167,7 +168,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **_import_path(), **(environ or {}), "THERMOCLINE_SUPERVISED": str(os.getpid())},
+            env={**os.environ, **_import_path(), **(environ or {}), variables.SUPERVISED: str(os.getpid())},
             process_group=0,
         )
         cell = RunningCell(process, output)

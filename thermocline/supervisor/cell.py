@@ -20,8 +20,11 @@ from thermocline.supervisor.model_demand import demand_of
 
 STORAGE_ID = "storage"
 
+WATCHER = "supervisor"
+"""The broker's user of the supervisor itself, which may only ask for the broker's health."""
+
 _LOOPBACK = "127.0.0.1"
-_ANY_ADDRESS = {"0.0.0.0": _LOOPBACK, "::": "::1", "": _LOOPBACK}
+_ANY_ADDRESS = {"0.0.0.0": _LOOPBACK, "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ class Cell:
         scheme = "https" if self.config.tls_cert else "http"
         host = _ANY_ADDRESS.get(self.host, self.host)
         return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+
+    @property
+    def data_dir_flag(self) -> str:
+        """The data folder behind what chose its place, for messages: ``--data-dir /data``."""
+        return f"{'TMPDIR' if self.data_dir_is_temporary else '--data-dir'} {self.data_dir}"
 
     @property
     def logs(self) -> Path:
@@ -157,7 +165,7 @@ def resolve(
         faults.append(error.message)
     shm_prefix = f"tc-{os.getpid()}-{secrets.token_hex(3)}"
     nats_port = 0 if config.nats else config.nats_port or ports.free_port(_LOOPBACK)
-    users = [OPERATOR, "gateway", "scheduler", STORAGE_ID, *worker_ids(config)]  # Schedulers share one.
+    users = [OPERATOR, WATCHER, "gateway", "scheduler", STORAGE_ID, *worker_ids(config)]  # Schedulers share one.
     cell = Cell(
         config=config,
         model=model,

@@ -22,7 +22,8 @@ class ChildSpec:
     """One program to run.
 
     ``stage`` orders the shutdown: stage 0 is stopped first. ``refusal_code`` is the program's exit code for a refusal
-    to start, None if it has no such convention.
+    to start, None if it has no such convention. Its environment is ``env`` over those of our variables that it
+    ``inherits``.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ChildSpec:
     log: Path
     stage: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
+    inherits: Callable[[str], bool] = lambda variable: True
     refusal_code: int | None = EXIT_REFUSED
     tells_phases: bool = False  # It reports phases through the pipe of :mod:`shared.progress`.
 
@@ -59,7 +61,8 @@ class Child:
         """
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         with spec.log.open("ab") as output, contextlib.ExitStack() as ends:
-            env = {**os.environ, **spec.env}
+            inherited = {name: value for name, value in os.environ.items() if spec.inherits(name)}
+            env = {**inherited, **spec.env}
             passed: tuple[int, ...] = ()
             if spec.tells_phases:
                 writer = await _phase_pipe(on_phase)

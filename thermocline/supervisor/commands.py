@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from shared.broker import PASSWORD_VARIABLE
+from shared import variables
+from shared.broker import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from shared.config import ENVIRONMENT_PREFIX, from_command_line
 from shared.quality_gate import UNMEASURED
+from thermocline.supervisor.broker_urls import split_urls
 from thermocline.supervisor.cell import STORAGE_ID, Cell, worker_ids
 from thermocline.supervisor.child import ChildSpec
+from thermocline.supervisor.child_variables import is_passed
 from thermocline.supervisor.config import PACKAGE_ROOT, to_flags
 
+NATS = "nats"
+"""Name of the embedded broker among the children."""
+
 # The order of the shutdown: processes that take new work first, the broker last.
-STAGES = {"gateway": 0, "worker": 1, "storage": 2, "scheduler": 3, "nats": 4}
+STAGES = {"gateway": 0, "worker": 1, "storage": 2, "scheduler": 3, NATS: 4}
 
 ADMIN_KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_KEY"
+USER_VARIABLE = ENVIRONMENT_PREFIX + "NATS_USER"
 TOKEN_FILE_VARIABLE = ENVIRONMENT_PREFIX + "NATS_TOKEN_FILE"
 PASSWORD_FILE_VARIABLE = ENVIRONMENT_PREFIX + "NATS_PASSWORD_FILE"
 CREDENTIALS_VARIABLE = ENVIRONMENT_PREFIX + "NATS_CREDENTIALS"
@@ -43,11 +51,15 @@ def nats_child(cell: Cell, program: Path, config_file: Path) -> ChildSpec:
     Settings of Go's collector in our own environment are the operator's choice, and stay.
     """
     return ChildSpec(
-        name="nats",
+        name=NATS,
         argv=(str(program), "--config", str(config_file)),
         log=cell.logs / "nats.log",
-        stage=STAGES["nats"],
-        env={name: value for name, value in NATS_ENVIRONMENT.items() if name not in os.environ},
+        stage=STAGES[NATS],
+        env={
+            variables.SUPERVISED: str(os.getpid()),
+            **{name: value for name, value in NATS_ENVIRONMENT.items() if name not in os.environ},
+        },
+        inherits=partial(is_passed, ""),
         refusal_code=None,
     )
 
@@ -57,7 +69,7 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
     environment = dict(os.environ) if environ is None else dict(environ)
     config = cell.config
     common: Settings = {
-        "nats": cell.nats_urls,
+        "nats": split_urls(cell.nats_urls).bare,
         "log_level": config.log_level.lower(),
         "config": cell.config_file,
         "traces": config.traces,
@@ -179,7 +191,7 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
     user = "scheduler" if service == "scheduler" else name
     threads = cell.threads if service == "worker" else 1
     env = {
-        "THERMOCLINE_SUPERVISED": str(os.getpid()),
+        variables.SUPERVISED: str(os.getpid()),
         # Thread pools read this before any flag is parsed.
         "OMP_NUM_THREADS": str(threads),
         # The tokenizer's own threads would compete with the gateway's event loop for cores.
@@ -190,11 +202,17 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
     }
     if service == "gateway" and cell.admin_key:
         env[ADMIN_KEY_VARIABLE] = cell.admin_key  # Not a flag, which process lists show.
-    if cell.broker_passwords:
-        settings = {**settings, "nats_user": user}
+    urls = split_urls(cell.nats_urls)
+    user, password = (user, cell.broker_passwords[user]) if cell.broker_passwords else (urls.user, urls.password)
+    if user or urls.token:
         # Credentials of another broker in the environment must not be mixed with it.
         env |= {TOKEN_FILE_VARIABLE: "", PASSWORD_FILE_VARIABLE: "", CREDENTIALS_VARIABLE: ""}
-        env[PASSWORD_VARIABLE] = cell.broker_passwords[user]
+        # No secret is a flag, which process lists show.
+        env |= {PASSWORD_VARIABLE: password, TOKEN_VARIABLE: urls.token}
+        if user:
+            settings = {**settings, "nats_user": user}
+        else:
+            env[USER_VARIABLE] = ""
     if (PACKAGE_ROOT / "pyproject.toml").is_file():
         # A checkout works whether or not it is installed.
         earlier = environ.get("PYTHONPATH", "")
@@ -206,5 +224,6 @@ def _service(cell: Cell, environ: Mapping[str, str], service: str, settings: Set
         log=cell.logs / f"{name}.log",
         stage=STAGES[service],
         env=env,
+        inherits=partial(is_passed, service),
         tells_phases=True,
     )

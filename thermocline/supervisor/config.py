@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.loopback import without_brackets
 from shared.tracing import Traces
 
 BUNDLED_MODEL = "thermocline-mha"
@@ -128,6 +129,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check bounds and combinations, and name all faults in one ValueError."""
         faults = []
+        msgspec.structs.force_setattr(self, "host", without_brackets(self.host))
+        if not self.host:
+            faults.append("host is empty; 0.0.0.0 listens on every address of this machine")
         for name in ("port", "nats_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 faults.append(f"{name} must lie between 0 and 65535")

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shared.config import ENVIRONMENT_PREFIX
+from shared.errors import ConfigError
 from shared.memory.segment_name import process_start_time
 from thermocline.supervisor.records import CellRecord, all_records, runs_dir
 
@@ -25,7 +26,8 @@ class SeveralCells(ValueError):
 def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: Path | None = None) -> list[str]:
     """Return flags to add to a command: none where it or the environment names a broker, or no cell runs here.
 
-    ``folder`` has the records of runs; by default it is this user's. Raises SeveralCells.
+    ``folder`` has the records of runs; by default it is this user's. Raises SeveralCells, and ConfigError where that
+    folder cannot be trusted.
     """
     is_told = any(argument == _FLAG or argument.startswith((f"{_FLAG}=", f"{_FLAG}-")) for argument in arguments)
     if is_told or "-h" in arguments or "--help" in arguments or any(environ.get(name) for name in _VARIABLES):
@@ -42,10 +44,15 @@ def broker_flags(arguments: Sequence[str], environ: Mapping[str, str], folder: P
 def admin_key(base_url: str) -> str:
     """Return the admin key that a cell of this machine drew for the gateway at ``base_url``; "" without such a cell.
 
-    The address must be that of the record, so that no other gets the key.
+    The address must be that of the record, so that no other gets the key. A folder of records that cannot be trusted
+    has no keys.
     """
     origin = _origin(base_url)
-    found = (record for _, record in all_records(runs_dir()) if _runs(record))
+    try:
+        folder = runs_dir()
+    except ConfigError:
+        return ""
+    found = (record for _, record in all_records(folder) if _runs(record))
     return next((record.admin_key for record in found if _origin(record.base_url) == origin), "")
 
 

@@ -33,14 +33,23 @@ async def rotate_for_ever(folder: Path) -> None:
 
 
 def rotate(folder: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
-    """Move the contents of each ``*.log`` above ``most_bytes`` to ``*.log.1``; return those logs. Raises OSError."""
+    """Move the contents of each ``*.log`` above ``most_bytes`` to ``*.log.1``; return those logs.
+
+    Raises OSError where there is no room for a copy: the older parts are then as they were.
+    """
     long = [path for path in sorted(folder.glob("*.log")) if path.stat().st_size > most_bytes]
     for path in long:
+        copy = path.with_name(f"{path.name}.partial")
+        try:
+            shutil.copyfile(path, copy)
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
         for number in range(KEPT - 1, 0, -1):
             older = _part(path, number)
             if older.exists():
                 older.replace(_part(path, number + 1))
-        shutil.copyfile(path, _part(path, 1))
+        copy.replace(_part(path, 1))
         os.truncate(path, 0)
     return long
 

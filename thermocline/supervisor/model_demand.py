@@ -41,6 +41,11 @@ def query_heads_of(model: Path) -> int:
     return _read(model).num_attention_heads
 
 
+def hidden_width_of(model: Path) -> int:
+    """Return the values of a hidden state, from config.json. Raises ConfigError if it cannot be read or lacks it."""
+    return _read(model).hidden_size
+
+
 def demand_of(model: Path, dtype: str = "auto", kv_dtype: str = "auto") -> ModelDemand:
     """Return the memory that a worker needs for this checkpoint in ``dtype``; what the files do not say is 0.
 

@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from pathlib import Path
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, reason_of
 
 LOWEST_PORT = 12_000
 MOST_TRIES = 1_000
@@ -22,8 +22,8 @@ def require_free(host: str, port: int, flag: str) -> None:
     """Raise ConfigError, which names ``flag``, unless a server could listen on ``host:port`` now."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"{host!r} is not an address of this machine: {error}") from error
+    except (OSError, UnicodeError) as error:  # No name of a host may be so long, or have such parts.
+        raise ConfigError(f"{host!r} cannot be resolved: {reason_of(error)}") from error
     family, kind, protocol, _, address = addresses[0]
     with socket.socket(family, kind, protocol) as probe:
         # As servers do: connections of an earlier run that linger in TIME_WAIT do not count.
@@ -32,6 +32,8 @@ def require_free(host: str, port: int, flag: str) -> None:
             probe.bind(address)
             probe.listen(1)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"{host} is not an address of this machine") from error
             raise ConfigError(
                 f"cannot listen on {host}:{port} ({error.strerror}); choose another port with {flag} "
                 f"({flag} 0 takes any free one)"

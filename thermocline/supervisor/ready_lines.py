@@ -50,7 +50,10 @@ def device_lines(serving: Serving) -> list[str]:
     """Return the devices and the data type, and notes such as why a GPU is not used; equal devices are listed once."""
     names = list(dict.fromkeys(_device(device) for device in serving.devices)) or ["unknown"]
     notes = dict.fromkeys(device.note for device in serving.devices if device.note)
-    return [f"Device: {', '.join(names)}; {serving.dtype}", *(f"Note: {note}" for note in notes)]
+    dtype = serving.dtype
+    if serving.kv_dtype not in ("", dtype):
+        dtype += f", KV {serving.kv_dtype}"
+    return [f"Device: {', '.join(names)}; {dtype}", *(f"Note: {note}" for note in notes)]
 
 
 def context_line(serving: Serving) -> str:

@@ -42,6 +42,9 @@ class RestartPolicy:
     max_delay_s: float = 10.0
     window_s: float = 120.0
     max_restarts: int = 8
+    is_refusal_final: bool = True
+    """Whether a process that refuses to start would refuse again. One that has run with the same settings may lack
+    something that comes back, such as room in /dev/shm."""
 
     def recent(self, deaths: tuple[float, ...], now: float) -> tuple[float, ...]:
         """Return the times in ``deaths`` (seconds, any clock) that still count at ``now``."""
@@ -54,7 +57,7 @@ class RestartPolicy:
 
         ``exit_code`` is negative for a signal. ``refusal_code`` is None for programs without that convention.
         """
-        if refusal_code is not None and exit_code == refusal_code:
+        if self.is_refusal_final and refusal_code is not None and exit_code == refusal_code:
             return Refused()
         before = len(self.recent(deaths, now))
         if before >= self.max_restarts:

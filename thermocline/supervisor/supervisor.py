@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 
 from shared import logs
+from shared.lifecycle import EXIT_FAILED
 from shared.progress import Phase
 from thermocline.supervisor.child import Child, ChildSpec
 from thermocline.supervisor.lifecycle import State, advance
@@ -81,8 +82,14 @@ class Supervisor:
     async def start(self, spec: ChildSpec) -> None:
         """Start a child and keep it running until :meth:`stop`; return once its process exists."""
         minded = self.minded[spec.name] = Minded(spec)
-        if await self._spawn(minded):
+        try:
+            is_running = await self._spawn(minded)
+        except OSError as error:
+            self._fail(minded, Failure(spec.name, refused=True, reason=f"cannot be run: {error}"))
+            return
+        if is_running:
             minded.task = asyncio.create_task(self._mind(minded))
+            minded.task.add_done_callback(partial(self._take_end, minded))
 
     async def failed(self) -> Failure:
         """Wait for the first child that cannot be kept running."""
@@ -93,13 +100,16 @@ class Supervisor:
         """The first child that cannot be kept running, or None; see :meth:`failed` to wait for it."""
         return self._failure.result() if self._failure.done() else None
 
+    async def restart(self, name: str) -> None:
+        """Stop a running child; it is started again as after any death. Do nothing if it does not run."""
+        minded = self.minded[name]
+        if minded.state == "running" and minded.child is not None:
+            await minded.child.stop(self._grace_s)
+
     async def _spawn(self, minded: Minded) -> bool:
-        try:
-            minded.phase = None
-            child = await Child.spawn(minded.spec, partial(self._take_phase, minded))
-        except OSError as error:
-            self._fail(minded, Failure(minded.spec.name, refused=True, reason=f"cannot be run: {error}"))
-            return False
+        """Start its process; return False where it is to stop by now. Raises OSError."""
+        minded.phase = None
+        child = await Child.spawn(minded.spec, partial(self._take_phase, minded))
         if minded.state in ("stopping", "stopped"):
             # stop() came while the process was being created.
             await child.stop(self._grace_s)
@@ -116,7 +126,6 @@ class Supervisor:
 
     async def _mind(self, minded: Minded) -> None:
         """Wait for deaths and act on the policy's verdict, until the child is stopped or has failed."""
-        name = minded.spec.name
         while minded.child is not None:
             exit_code = await minded.child.wait()
             # The call that stopped it waits for its end, too, and may have gone on first.
@@ -124,23 +133,49 @@ class Supervisor:
                 return
             # A dead worker must not leave helper processes behind, which hold its memory.
             minded.child.kill_group()
-            self._on_death(Death(name, minded.child.pid, exit_code))
+            self._on_death(Death(minded.spec.name, minded.child.pid, exit_code))
+            if not await self._start_again(minded, exit_code):
+                return
+
+    async def _start_again(self, minded: Minded, exit_code: int) -> bool:
+        """Start a dead child after the policy's delay; return False where it has failed or is to stop.
+
+        It ran before, so a start that the system refuses, such as one without memory for a process or in the middle of
+        an upgrade of the program, may succeed later: it counts as another death.
+        """
+        name = minded.spec.name
+        why_not = ""
+        while True:
             now = time.monotonic()
             verdict = self.policy.judge(minded.deaths, now, exit_code, minded.spec.refusal_code)
             minded.deaths = (*self.policy.recent(minded.deaths, now), now)
             if isinstance(verdict, Refused):
                 self._fail(minded, Failure(name, refused=True, reason="it refused to start"))
-                return
+                return False
             if isinstance(verdict, GiveUp):
-                self._fail(minded, Failure(name, refused=False, reason=verdict.reason))
-                return
-            minded.state = advance(minded.state, "died")
+                self._fail(minded, Failure(name, refused=False, reason=verdict.reason + why_not))
+                return False
+            if minded.state == "running":
+                minded.state = advance(minded.state, "died")
             log.warning("child_died", child=name, exit_code=exit_code, restart_in_s=verdict.delay_s)
             self._on_change()
             await asyncio.sleep(verdict.delay_s)
             minded.restarts += 1
-            if not await self._spawn(minded):
-                return
+            try:
+                return await self._spawn(minded)
+            except OSError as error:
+                log.warning("child_not_started", child=name, reason=str(error))
+                exit_code, why_not = EXIT_FAILED, f", at last because it cannot be run: {error}"
+
+    def _take_end(self, minded: Minded, task: asyncio.Task[None]) -> None:
+        """Report a child that is no longer minded because of an error of ours: its next death would go unseen."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        log.error("child_not_minded", child=minded.spec.name, exc_info=error)
+        if minded.state not in ("stopping", "stopped") and not self._failure.done():
+            reason = f"it is not supervised any more: {error!r}"
+            self._failure.set_result(Failure(minded.spec.name, refused=False, reason=reason))
 
     def _fail(self, minded: Minded, failure: Failure) -> None:
         minded.state = advance(minded.state, "gave_up")

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from services.worker.checks import driver_shows_gpus, gpus_here
-from shared.errors import ConfigError
+from shared import logs
+from shared.errors import ConfigError, reason_of
 from shared.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from shared.progress import Phase
 from thermocline.supervisor import nats_server, readiness
-from thermocline.supervisor.cell import Cell
-from thermocline.supervisor.commands import nats_child, service_children
+from thermocline.supervisor.cell import WATCHER, Cell
+from thermocline.supervisor.commands import NATS, nats_child, service_children
+from thermocline.supervisor.data_lock import lock_data_dir
 from thermocline.supervisor.embedded_broker import broker_flags, write_broker_files
 from thermocline.supervisor.importance import importance_notice
 from thermocline.supervisor.leftovers import clean_up
@@ -28,22 +32,27 @@ from thermocline.supervisor.log_tail import readable, refusal_reason, tail
 from thermocline.supervisor.nats_program import NatsProgram, find_nats_program
 from thermocline.supervisor.page_key import admin_key_of, page_line
 from thermocline.supervisor.phases import StartDisplay, described
-from thermocline.supervisor.process_identity import own_identity
+from thermocline.supervisor.process_identity import own_identity, own_place
 from thermocline.supervisor.ready_lines import ReadyFacts, ready_lines
-from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord, write_record
+from thermocline.supervisor.record_keeper import RecordKeeper
+from thermocline.supervisor.records import RECORD_NAME, CellRecord, ChildRecord
 from thermocline.supervisor.restarts import RestartPolicy
+from thermocline.supervisor.store_watch import watch_store
 from thermocline.supervisor.supervisor import Failure, Supervisor
 from thermocline.supervisor.tier_check import check_tiers
 
+_LOOPBACK = "127.0.0.1"
 _NATS_UP_S = 30.0
 _SHOWN_LINES = 40
 
 # The bundled model was trained for such questions; any other model can answer it, too.
 _TRY = "The password of the Tujer warehouse is topaz. What is the password of the Tujer warehouse?"
 
-# Until the cell has been ready once, a process that keeps dying is a fault of the setup: report it soon.
+# Until the cell has been ready once, a process that keeps dying or refuses is a fault of the setup: report it soon.
 STARTING = RestartPolicy(max_restarts=3)
-RUNNING = RestartPolicy()
+RUNNING = RestartPolicy(is_refusal_final=False)
+
+_log = logs.get_logger("supervisor.up")
 
 
 class Up:
@@ -53,11 +62,13 @@ class Up:
         """Prepare to run ``cell``; ``runs`` is the folder in which all cells keep their records."""
         self._cell = cell
         self._runs = runs
-        self._owner = own_identity()
+        self._owner, self._place = own_identity(), own_place()
         self._is_ready = False
         self._stopping = asyncio.Event()
+        paths = (runs / f"{cell.shm_prefix}.json", cell.data_dir / RECORD_NAME)
+        self._keeper = RecordKeeper(self._record, paths)
         self._supervisor = Supervisor(
-            STARTING, grace_s=cell.config.grace_s, on_change=self._write_record, on_phase=self._on_phase
+            STARTING, grace_s=cell.config.grace_s, on_change=self._keeper.update, on_phase=self._on_phase
         )
         self._display = StartDisplay(sys.stdout)
         self._ready_by: asyncio.Timeout | None = None  # Only while the cell starts.
@@ -68,31 +79,48 @@ class Up:
         cell = self._cell
         _make_disk_directories(cell)
         await asyncio.to_thread(check_tiers, cell, self._runs, os.environ)
-        cell.logs.mkdir(parents=True, exist_ok=True)
-        lock = _lock(cell.data_dir)
-        rotating: asyncio.Task[None] | None = None
-        loop = asyncio.get_running_loop()
-        # SIGHUP: the terminal was closed.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
         try:
-            self._write_record()
-            rotating = asyncio.create_task(rotate_for_ever(cell.logs))
+            cell.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{cell.data_dir_flag}: cannot make {cell.logs}: {reason_of(error)}") from error
+        loop = asyncio.get_running_loop()
+        # All of them happen, last first, whatever raises.
+        async with AsyncExitStack() as ends:
+            ends.enter_context(lock_data_dir(cell.data_dir))
+            # SIGHUP: the terminal was closed.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self._on_signal)
+            ends.callback(self._forget)
+            self._keeper.begin()
+            ends.push_async_callback(self._supervisor.stop)
+            ends.callback(self._say_that_it_stops)
+            for work in (rotate_for_ever(cell.logs), self._keeper.repeat_for_ever(), self._watch_store()):
+                ends.callback(asyncio.create_task(work).cancel)
             code = await self._serve()
-            if self._unheard is not None:
-                raise self._unheard
-            return code
-        finally:
-            if rotating is not None:
-                rotating.cancel()
-            self._display.close()
-            if self._stopping.is_set() and self._unheard is None:
-                _say("stopping; Ctrl-C again kills at once")
-            await self._supervisor.stop()
-            clean_up(self._record(), self._runs)
-            if not cell.data_dir_is_temporary:
-                (cell.data_dir / RECORD_NAME).unlink(missing_ok=True)
-            lock.close()
+        if self._unheard is not None:
+            raise self._unheard
+        return code
+
+    def _say_that_it_stops(self) -> None:
+        self._display.close()
+        if self._stopping.is_set() and self._unheard is None:
+            _say("stopping; Ctrl-C again kills at once")
+
+    def _forget(self) -> None:
+        """Remove all that a stopped cell leaves, and its record."""
+        for end in (partial(clean_up, self._record(), self._runs), self._keeper.remove):
+            try:
+                end()
+            except OSError as error:
+                _log.warning("leftovers_stay", reason=str(error))
+
+    async def _watch_store(self) -> None:
+        cell = self._cell
+        password = cell.broker_passwords.get(WATCHER)
+        if password is None:
+            return  # A broker of the operator's own.
+        health = partial(nats_server.health_fault_at, _LOOPBACK, cell.nats_port, WATCHER, password)
+        await watch_store(health, cell.data_dir, partial(self._supervisor.restart, NATS), _say_if_heard)
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
@@ -170,7 +198,7 @@ class Up:
         cell = self._cell
         print(f"Broker program: {program}", flush=True)
         await self._supervisor.start(nats_child(cell, program.path, write_broker_files(cell)))
-        await nats_server.wait_until_up(cell.shm_prefix, "127.0.0.1", cell.nats_port, timeout_s=_NATS_UP_S)
+        await nats_server.wait_until_up(cell.shm_prefix, _LOOPBACK, cell.nats_port, timeout_s=_NATS_UP_S)
 
     async def _announce(self) -> None:
         cell = self._cell
@@ -190,16 +218,18 @@ class Up:
         headers = "-H 'content-type: application/json'"
         if open_model is None:
             headers += " -H 'authorization: Bearer YOUR-KEY'"
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0})
+        question = {"model": model, "messages": [{"role": "user", "content": _TRY}], "temperature": 0}
+        body = shlex.quote(json.dumps(question, ensure_ascii=False))
+        url = shlex.quote(f"{cell.base_url}/v1/chat/completions")
         print("\n".join(ready_lines(facts)))
         print(f"Broker: {broker_flags(cell)}")
         notice = importance_notice(service_children(cell), os.environ)
         if notice:
             print(notice)
-        print(f"Try: curl {cell.base_url}/v1/chat/completions {headers} -d '{body}'")
+        print(f"Try: curl {url} {headers} -d {body}")
         sys.stdout.flush()
         self._is_ready = True
-        self._write_record()
+        self._keeper.update()
 
     def _explain(self, failure: Failure) -> None:
         self._display.close()
@@ -223,6 +253,7 @@ class Up:
             data_dir=str(cell.data_dir),
             data_dir_is_temporary=cell.data_dir_is_temporary,
             shm_prefix=cell.shm_prefix,
+            place=self._place,
             admin_key=cell.admin_key,
             is_ready=self._is_ready,
             children=tuple(
@@ -238,10 +269,6 @@ class Up:
             ),
         )
 
-    def _write_record(self) -> None:
-        paths = (self._cell.data_dir / RECORD_NAME, self._runs / f"{self._cell.shm_prefix}.json")
-        write_record(self._record(), paths)
-
 
 def _make_disk_directories(cell: Cell) -> None:
     """Create the directories of --disk-dir with mode 0700 if missing. Raises ConfigError."""
@@ -253,22 +280,13 @@ def _make_disk_directories(cell: Cell) -> None:
             raise ConfigError(f"cannot make --disk-dir {path}: {error.strerror}") from error
 
 
-def _lock(data_dir: Path) -> TextIO:
-    """Lock the data folder for this process. Raises ConfigError if another cell runs in it.
-
-    The kernel drops the lock when this process ends, however it ends.
-    """
-    file = (data_dir / "lock").open("a", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ConfigError(f"another cell runs in {data_dir}") from error
-    return file
-
-
 def _say(text: str) -> None:
     print(f"thermocline up: {text}", file=sys.stderr, flush=True)
+
+
+def _say_if_heard(text: str) -> None:
+    with contextlib.suppress(OSError):
+        _say(text)
 
 
 def _say_tail(name: str, log_file: Path, lines: int = 20) -> None:

@@ -117,15 +117,15 @@ def _requests(snapshot: Snapshot, width: int) -> tuple[list[Text], list[Text]]:
     room = max(10, width - 35)
     head = Text(
         f"{len(requests):,} requests: TTFT p50 {milliseconds(ttft_quantile_ms(requests, 0.5))}, "
-        f"{percent(cached_share(requests))} cached; bars are as long as TTFT on a log scale, in proportion of parts",
+        f"{percent(cached_share(requests))} cached; bars: TTFT, log scale, by part",
         style="dim",
     )
     names = {part.name for request in requests for part in request.parts if part.ms > 0}
-    marks = legend({name: mark for name, mark in PARTS.items() if name in names}, "parts: ")
+    marks = legend({name: mark for name, mark in PARTS.items() if name in names}, width, "parts: ")
     columns = Text(f"{'came':<9}{'TTFT':>9}{'prompt':>8}{'cached':>7}  ", style="bold")
     if scale is not None:
         columns.append_text(scale.axis(room))
-    return [head, marks, columns], [_request_row(request, scale, room) for request in requests]
+    return [head, *marks, columns], [_request_row(request, scale, room) for request in requests]
 
 
 def _request_row(request: Explanation, scale: LogScale | None, room: int) -> Text:

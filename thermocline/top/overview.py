@@ -90,12 +90,12 @@ def _pools(cell: CellReport, width: int) -> list[Text]:
 
 def _hits(cell: CellReport, width: int) -> list[Text]:
     found = {tier: cell.counters.get(f"hit_tokens_{tier}", 0) for tier in HIT_TIERS}
-    words = legend({f"{tier} {tokens:,}": SOURCES[tier] for tier, tokens in found.items() if tokens})
-    heading = Text("hit tokens by tier, since the scheduler started", style="bold")
-    if not words:
+    heading = Text("hit tokens by tier, since the cell began", style="bold")
+    if not any(found.values()):
         return [heading, Text("none yet", style="dim")]
+    words = legend({f"{tier} {tokens:,}": SOURCES[tier] for tier, tokens in found.items() if tokens}, width)
     parts = [(float(tokens), SOURCES[tier]) for tier, tokens in found.items()]
-    return [heading, bar(parts, sum(found.values()), max(10, width - 2)), words]
+    return [heading, bar(parts, sum(found.values()), max(10, width - 2)), *words]
 
 
 def _tenants(cell: CellReport) -> list[Text]:

@@ -47,12 +47,14 @@ def bar(parts: Sequence[tuple[float, Mark]], whole: float, width: int) -> Text:
     return line.append("·" * (width - drawn), style="bright_black")
 
 
-def legend(marks: Mapping[str, Mark], lead: str = "") -> Text:
-    """Return a line with each letter and its name, behind ``lead``."""
-    line = Text(lead)
+def legend(marks: Mapping[str, Mark], width: int, lead: str = "") -> list[Text]:
+    """Return each letter and its name behind ``lead``, in as many lines of ``width`` columns as they take."""
+    lines = [Text(lead)]
     for name, mark in marks.items():
-        line.append(mark.letter, style=mark.style).append(f" {name}  ", style="dim")
-    return line
+        if len(lines[-1]) + len(name) + 2 > width:
+            lines.append(Text(" " * len(lead)))
+        lines[-1].append(mark.letter, style=mark.style).append(f" {name}  ", style="dim")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +23,13 @@ from shared.errors import InvalidRequest, ThermoclineError, TransportError
 from shared.guard import guarded
 from shared.progress_line import Bar, shown
 from thermocline.cache import gateway_client
-from thermocline.client import Answer, RequestError, served_model, stream_answer
+from thermocline.client import Answer, RequestError, stream_answer
 from thermocline.client.figures import quantile
 from thermocline.flags import add_json, add_url
+from thermocline.load.clock import MonotonicClock
 from thermocline.trace import import_command
-from thermocline.trace.format import Scale, TraceRequest, prompt_tokens, read_trace
+from thermocline.trace.arrival_order import OrderedTrace
+from thermocline.trace.format import Scale, TraceRequest, prompt_tokens
 
 # Byte-level vocabularies put special tokens first; blocks use only ordinary ones.
 FIRST_ORDINARY_TOKEN = 8
@@ -80,18 +81,22 @@ async def _drive(
     concurrency: int,
     bar: Bar,
 ) -> Outcome:
-    """Send each request at its scaled time (open loop), at most ``concurrency`` at once."""
+    """Send each request at its scaled time (open loop), at most ``concurrency`` at once.
+
+    Requests are in order of time, which counts from the first.
+    """
     outcome = Outcome()
     gate = asyncio.Semaphore(concurrency)
-    origin = time.perf_counter()
+    clock = MonotonicClock()
+    origin = clock.now_s()
     first_s = scale.starts_at_s(requests[0])
 
-    async def send(request: TraceRequest, due: float) -> None:
+    async def send(number: int, request: TraceRequest, due: float) -> None:
         async with gate:
-            outcome.late_s.append(max(0.0, time.perf_counter() - due))
+            outcome.late_s.append(max(0.0, clock.now_s() - due))
             output = min(scale.output_tokens(request), max_context // 2)
-            prompt = prompt_tokens(request, scale, vocabulary=vocabulary)[: max_context - output]
-            body = {"model": model, "prompt": prompt, "max_tokens": output, "temperature": 0}
+            prompt = prompt_tokens(request, scale, vocabulary=vocabulary, number=number)
+            body = {"model": model, "prompt": prompt[: max_context - output], "max_tokens": output, "temperature": 0}
             body |= {"ignore_eos": True, "return_token_ids": True}
             try:
                 outcome.answers.append(await stream_answer(client, "/v1/completions", body))
@@ -100,11 +105,11 @@ async def _drive(
         bar.advance()
 
     async with asyncio.TaskGroup() as group:
-        for request in requests:
+        for number, request in enumerate(requests):
             due = origin + scale.starts_at_s(request) - first_s
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(send(request, due))
-    outcome.seconds = time.perf_counter() - origin
+            await clock.sleep_until(due)
+            group.create_task(send(number, request, due))
+    outcome.seconds = clock.now_s() - origin
     return outcome
 
 
@@ -124,7 +129,8 @@ def _print(console: Console, summary: dict[str, Any], scale: Scale) -> None:
 
 async def _run(options: argparse.Namespace, requests: list[TraceRequest]) -> Outcome:
     limits = httpx.Limits(max_connections=options.concurrency + 4)
-    async with gateway_client.client(options.url, {}, timeout_s=300, limits=limits) as client:
+    headers = gateway_client.bearer(options.api_key)
+    async with gateway_client.client(options.url, headers, timeout_s=300, limits=limits) as client:
         vocab_size, max_context, model = await _served(client)
         with shown("requests", len(requests)) as bar:
             return await _drive(
@@ -140,14 +146,15 @@ async def _run(options: argparse.Namespace, requests: list[TraceRequest]) -> Out
 
 
 async def _served(client: httpx.AsyncClient) -> tuple[int, int, str]:
-    """Return (vocabulary size, longest context in tokens, name) of the served model. Raises TransportError."""
+    """Return (vocabulary size, longest context in tokens, name) of the served model.
+
+    Raises TransportError, and GatewayRefused, as for a missing API key.
+    """
+    models = await gateway_client.get(client, "/v1/models")
     try:
-        served = await served_model(client)
+        served = models["data"][0]
         return served["vocab_size"], served["max_model_len"], served["id"]
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise TransportError(f"the gateway at {client.base_url} cannot be reached: {reason}") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise TransportError(f"{client.base_url} is no Thermocline gateway") from error
 
 
@@ -165,6 +172,7 @@ def parser() -> ArgumentParser:
 def _add_sending(to: argparse.ArgumentParser) -> None:
     to.add_argument("path", type=Path, metavar="FILE", help="trace in the Mooncake format (JSON lines)")
     add_url(to, "a gateway of the cell")
+    gateway_client.add_key(to, "--api-key", "API_KEY", "one of the gateway's --api-keys")
     to.add_argument(
         "--requests", type=whole_number(10**9), default=500, metavar="N", help="send the first N requests of the trace"
     )
@@ -201,15 +209,21 @@ def _with_verb(argv: Sequence[str]) -> list[str]:
 
 def _send(options: argparse.Namespace) -> int:
     """Send a trace; return 0 if every request was answered, else 1. Raises ThermoclineError."""
-    requests = list(read_trace(options.path, options.requests))
+    trace = OrderedTrace(options.path, options.requests)
+    requests = list(trace)
     if not requests:
         raise InvalidRequest(f"{options.path} holds no request")
+    if trace.warning is not None:
+        print(f"thermocline trace: {trace.warning}", file=sys.stderr)
+    scale = Scale(options.length_scale, options.time_scale)
+    for request in requests:
+        scale.block_tokens(request)  # Refuses a scale that leaves nothing of a block, before anything is sent.
     outcome = asyncio.run(_run(options, requests))
     summary = outcome.summary()
     if options.json:
         print(json.dumps(summary))
     else:
-        _print(Console(), summary, Scale(options.length_scale, options.time_scale))
+        _print(Console(), summary, scale)
     return 1 if outcome.errors else 0
 
 

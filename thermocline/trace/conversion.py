@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from shared.errors import ConfigError, InvalidRequest
 from thermocline.trace.block_names import BlockNames
-from thermocline.trace.format import TraceRequest, parse_request
+from thermocline.trace.format import BLOCK_TOKENS, parse_request
 from thermocline.trace.openai_log import LogFault, LoggedRequest, Prompt, read_line
 
 _PACKED_TOKEN = 4
@@ -44,6 +44,7 @@ class Timed:
     input_length: int
     output_length: int
     hash_ids: array.array[int] | list[int]
+    block_tokens: int = BLOCK_TOKENS
 
 
 class Format(Protocol):
@@ -56,22 +57,30 @@ class Format(Protocol):
 
 
 @dataclass(slots=True)
-class MooncakeLog:
-    """Traces that ``thermocline simulate`` can read; importing checks and sorts them, with times from 0."""
+class NamedBlocks:
+    """Traces that have lengths and names of blocks already; importing checks and sorts them, with times from 0."""
 
+    unit_ms: float = 1.0  # Of their times.
+    block_tokens: int | None = None  # None where lines say it, or blocks have 512 tokens.
     facts: Facts = field(default_factory=Facts)
 
     def requests(self, line: bytes) -> Iterator[Timed]:
         """Yield the one request of a line. Raises LogFault where it is malformed."""
         try:
-            request: TraceRequest = parse_request(line)
+            request = parse_request(line, block_tokens=self.block_tokens)
         except InvalidRequest as error:
             raise LogFault(error.message) from error
         self.facts.requests += 1
         self.facts.prompt_tokens += request.input_length
         self.facts.output_tokens += request.output_length
         self.facts.blocks += len(request.hash_ids)
-        yield Timed(request.timestamp, request.input_length, request.output_length, request.hash_ids)
+        yield Timed(
+            request.timestamp * self.unit_ms,
+            request.input_length,
+            request.output_length,
+            request.hash_ids,
+            request.block_tokens,
+        )
 
 
 @dataclass(slots=True)

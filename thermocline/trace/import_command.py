@@ -89,7 +89,7 @@ def _show(console: Console, report: Report, asked: Import) -> None:
         table.add_row("prompt tokens, here / by the server's usage", counted)
     if report.bytes_per_token is not None:
         table.add_row("bytes of text per token", f"{report.bytes_per_token:g}, {report.bytes_per_token_source}")
-    table.add_row("blocks of 512 tokens", f"{facts.blocks:,}")
+    table.add_row("names of blocks", f"{facts.blocks:,}")
     for name, count in (
         ("answers measured by their text", facts.outputs_from_text),
         ("answers taken to be as long as max_tokens", facts.outputs_from_limit),

@@ -10,7 +10,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import islice
 from pathlib import Path
 
@@ -18,30 +17,28 @@ import msgspec
 
 from shared.errors import ConfigError, InvalidRequest, OperatorError, reason_of
 from shared.result_file import check_writable, result_file
+from thermocline.trace.arrival_order import ordered
 from thermocline.trace.block_names import BlockNames
 from thermocline.trace.conversion import (
     Facts,
     Format,
-    MooncakeLog,
+    NamedBlocks,
     OpenAiLog,
     Timed,
     measured_bytes_per_token,
     read_tokenizer,
 )
-from thermocline.trace.format import BYTE_ORDER_MARK, TraceRequest
+from thermocline.trace.format import BYTE_ORDER_MARK, TraceRequest, refuse_compressed
 from thermocline.trace.openai_log import LogFault, LoggedRequest, read_line
 
-FORMATS = ("openai-log", "mooncake")
+FORMATS = ("openai-log", "mooncake", "qwen-bailian")
+_BAILIAN_BLOCK_TOKENS, _BAILIAN_UNIT_MS = 16, 1e3
 MOST_LINE_BYTES = 16 * 2**20
-HELD_REQUESTS, HELD_BLOCKS = 4096, 1_000_000
-"""Most requests and blocks that are held back for sorting."""
-
 MEASURED_LINES = 10_000
 """Lines at the front of a log from which the size of a token is measured."""
 
 ASSUMED_BYTES_PER_TOKEN = 4.0
 LEAST_SALT_BYTES = 16
-_GZIP = b"\x1f\x8b"
 _NAMED_FAULTS = 5  # Faults in the message about a refused log.
 
 
@@ -94,10 +91,14 @@ def import_log(asked: Import, progress: Callable[[int], None] | None = None) -> 
 
 
 def _format(asked: Import, report: Report) -> Format:
-    if asked.format == "mooncake":
+    if asked.format != "openai-log":
         if asked.salt_file or asked.tokenizer or asked.bytes_per_token:
-            raise ConfigError("a Mooncake trace has names and lengths already: no salt, tokenizer or bytes per token")
-        return MooncakeLog()
+            raise ConfigError(
+                f"a trace of {asked.format} has names and lengths already: no salt, tokenizer or bytes per token"
+            )
+        if asked.format == "qwen-bailian":
+            return NamedBlocks(_BAILIAN_UNIT_MS, _BAILIAN_BLOCK_TOKENS)
+        return NamedBlocks()
     names = BlockNames(_salt(asked.salt_file))
     if asked.tokenizer is not None:
         if asked.bytes_per_token is not None:
@@ -135,8 +136,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
             while line := log.readline(MOST_LINE_BYTES + 1):
                 number += 1
                 if number == 1:
-                    if line.startswith(_GZIP):
-                        raise InvalidRequest(f"{path} is compressed by gzip: unpack it first")
+                    refuse_compressed(path, line)
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if len(line) <= MOST_LINE_BYTES or line.endswith(b"\n"):
                     if line.strip():
@@ -187,26 +187,13 @@ def _trace_lines(requests: Iterator[Timed], report: Report) -> Iterator[bytes]:
     """Yield lines of the trace in order of time, which begins at 0."""
     origin_ms: float | None = None
     latest = 0
-    for request in _ordered(requests):
+    for request in ordered((each.time_ms, len(each.hash_ids), each) for each in requests):
         origin_ms = request.time_ms if origin_ms is None else origin_ms
         moment = round(request.time_ms - origin_ms)
         report.out_of_order += moment < latest
         latest = max(latest, moment)
-        line = TraceRequest(latest, request.input_length, request.output_length, list(request.hash_ids))
+        line = TraceRequest(
+            latest, request.input_length, request.output_length, list(request.hash_ids), request.block_tokens
+        )
         yield msgspec.json.encode(line) + b"\n"
     report.seconds = latest / 1e3
-
-
-def _ordered(requests: Iterator[Timed]) -> Iterator[Timed]:
-    """Yield requests sorted by time within a bounded window; equal times stay in their order."""
-    held: list[tuple[float, int, Timed]] = []
-    blocks = 0
-    for number, request in enumerate(requests):
-        heappush(held, (request.time_ms, number, request))
-        blocks += len(request.hash_ids)
-        while len(held) > HELD_REQUESTS or (blocks > HELD_BLOCKS and len(held) > 1):
-            _, _, first = heappop(held)
-            blocks -= len(first.hash_ids)
-            yield first
-    while held:
-        yield heappop(held)[2]

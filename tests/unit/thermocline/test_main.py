@@ -1,6 +1,7 @@
 """The command table: what is listed exists, and a wrong name gets a hint."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,19 @@ def test_an_address_chooses_among_several_cells(verb: list[str], capsys: pytest.
 
     assert main(["cache", *verb]) == 2
     assert "several cells run here" in capsys.readouterr().err
+
+
+def test_a_folder_of_records_that_others_can_write_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that looks for a cell ends with a line."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"thermocline-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    assert main(["record", "--out", str(tmp_path / "out")]) == 2
+    assert f"{folder}: other users can write to it" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("two_cells")

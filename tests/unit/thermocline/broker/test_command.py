@@ -30,7 +30,18 @@ def test_the_server_accepts_what_it_writes(tmp_path: Path) -> None:
     assert all(f'password: "{files[f"{user}.password"].strip()}"' in files["users.conf"] for user in users)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "users").iterdir()} == {0o600}
     command: list[Any] = [find_nats_program().path, "-t", "-c", tmp_path / "users" / "users.conf"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_server_accepts_a_password_of_any_script(tmp_path: Path) -> None:
+    """One that the operator wrote into its file."""
+    (tmp_path / "gateway.password").write_text("schlüssel-資料\n", encoding="utf-8")
+    made(tmp_path)
+
+    command: list[Any] = [find_nats_program().path, "-t", "-c", tmp_path / "users.conf"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
     assert done.returncode == 0, done.stderr
 
 
@@ -90,6 +101,26 @@ def test_no_member_may_do_what_another_kind_does() -> None:
         assert [name for name, allowed in users.items() if subject in allowed.publish] == [owner]
     everybody = [subject for allowed in users.values() for subject in (*allowed.publish, *allowed.subscribe)]
     assert not {">", "tc.>", "_INBOX.>", "$JS.API.>"} & set(everybody)
+
+
+def test_no_user_may_answer_to_any_subject_that_a_caller_names(tmp_path: Path) -> None:
+    """The right to answer is one to inboxes of callers."""
+    files = made(tmp_path, "--workers", "worker-0,worker-1", "--storages", "storage-0")
+    users = {user.name: user.permissions for user in cell_users(["worker-0", "worker-1"], ["storage-0"])}
+
+    assert "allow_responses" not in files["users.conf"]
+    answered = {
+        name: [subject for subject in allowed.publish if subject.startswith("_INBOX")]
+        for name, allowed in users.items()
+    }
+    below = ["_INBOX.gateway.>", "_INBOX.storage-0.>", "_INBOX.operator.>"]
+    workers = ["_INBOX.worker-0.>", "_INBOX.worker-1.>"]
+    assert answered == {
+        **dict.fromkeys(("scheduler", "worker-0", "worker-1"), below),
+        "storage-0": [below[0], *workers, *below[1:]],
+        "gateway": [],
+        "operator": [],
+    }
 
 
 def test_the_flag_of_release_0_2_still_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ async def test_a_full_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert lines[1].split() == ["1", "8", "4", "0", "2", "0", "0", "0", "0", "2"]
     assert lines[2].split()[0] == "all"
     assert lines[3:] == [
-        "line 3 failed: no worker", "line 4 failed: too long", "1 of 3 prompts are cached",
+        "line 3 failed: no worker", "line 4 failed: too long", "1 of 3 prompts prewarmed",
     ]  # fmt: skip
 
 

@@ -86,6 +86,18 @@ def test_what_cannot_be_measured_is_said(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_folder_of_the_disk_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The minute of measuring is not spent, and lost, for a name that is wrong."""
+    measured: list[str] = []
+    monkeypatch.setattr("thermocline.doctor.profile.run_measurement", lambda module, *_: measured.append(module))
+
+    assert main(["--profile", *QUICK, "--disk-dir", str(tmp_path / "gone")]) == 1
+    assert f"--disk-dir {tmp_path / 'gone'}: there is no such folder" in capsys.readouterr().err
+    assert measured == []
+
+
 def test_the_shape_of_kv_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     """Grouped heads and a head size of their own, or what follows from the others."""
     config = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}

@@ -106,3 +106,19 @@ def test_a_line_that_makes_no_sense_is_an_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
+
+
+@pytest.mark.parametrize("flag", ["--max-drop", "--alpha"])
+@pytest.mark.parametrize("value", ["nan", "-1", "inf", "-inf", "a lot"])
+def test_a_number_that_is_no_limit_is_refused(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before the model is loaded; no file is written."""
+    gate = tmp_path / "gate.json"
+
+    with pytest.raises(SystemExit) as ended:
+        main([*QUICK, "--max-drop", "1", "--gate-method", "random", "--gate", str(gate), f"{flag}={value}"])
+
+    assert ended.value.code == 2
+    assert f"'{value}' is not a number" in capsys.readouterr().err
+    assert not gate.exists()

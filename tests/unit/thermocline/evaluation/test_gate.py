@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import nan
+
+import pytest
+
 from tests.unit.thermocline.evaluation.made_figures import evaluation, figure
 from thermocline.evaluation.gate import faults, judge
 from thermocline.evaluation.report import table
@@ -36,6 +40,16 @@ def test_too_few_questions_do_not_pass() -> None:
 
     assert "too few questions to tell" in fault
     assert not judge(coarse, "importance", 0.2).ratios[0].passed
+
+
+@pytest.mark.parametrize(("drop", "error"), [(nan, 0.1), (0.0, nan)])
+def test_what_is_no_number_does_not_pass(drop: float, error: float) -> None:
+    """A comparison with it is false, whichever way it is asked; so is every one with such a limit."""
+    unknown = evaluation(figure(0.5, drop=drop, error=error))
+
+    assert len(faults(unknown, "importance", 0.2)) == 1
+    assert not judge(unknown, "importance", 0.2).ratios[0].passed
+    assert len(faults(FOUND, "importance", nan)) == 3
 
 
 def test_the_table_has_a_row_for_everything() -> None:

@@ -196,7 +196,9 @@ def test_a_link_to_a_result_stays_a_link(tmp_path: Path) -> None:
 def test_a_prompt_longer_than_any_context_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before its tokens are made, which would not fit in memory; a scale may shorten it."""
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"timestamp": 0, "input_length": 2147483647, "output_length": 1, "hash_ids": [1]}\n')
+    blocks = 2**17
+    asked = {"timestamp": 0, "input_length": blocks * 512, "output_length": 1, "hash_ids": list(range(blocks))}
+    trace.write_text(json.dumps(asked) + "\n")
 
     assert main(["--trace", str(trace), "--url", "http://127.0.0.1:9"]) == 2
     assert "longer than any context" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import ConfigError
 from thermocline.simulate.__main__ import parse
-from thermocline.simulate.axes import MOST_RUNS, OPTIONS, read_axes, runs_of
+from thermocline.simulate.axes import FIXED, MOST_RUNS, OPTIONS, read_axes, runs_of
 
 
 def test_values_have_the_type_of_their_flag() -> None:
@@ -31,9 +31,12 @@ def test_one_value_has_no_axis() -> None:
     assert not axis.is_number
 
 
-def test_every_name_is_a_flag_of_the_command() -> None:
-    """A flag that is renamed is renamed here as well."""
-    assert set(OPTIONS) <= set(vars(parse([])))
+def test_every_flag_can_be_swept_or_is_refused_by_name() -> None:
+    """A flag that is added or renamed is here as well, so none is taken for a setting of the cell."""
+    assert sorted([*OPTIONS, *FIXED]) == sorted(vars(parse([])))
+    for name in FIXED:
+        with pytest.raises(ConfigError, match=f"{name} cannot be swept; of the flags only policy, "):
+            read_axes([f"{name}=1,2"])
 
 
 def test_every_combination_is_run_in_order() -> None:
@@ -47,7 +50,7 @@ def test_every_combination_is_run_in_order() -> None:
         "policy=sieve, lease_tokens=8",
         "policy=sieve, lease_tokens=16",
     ]
-    assert [(run.options.policy, run.options.settings[-1]) for run in runs][1] == ("lru", "lease_tokens=16")
+    assert [(run.options.policy, run.options.settings) for run in runs][1] == ("lru", ["lease_tokens=16"])
     assert {run.options.seed for run in runs} == {7}
     assert options.settings == ["lease_tokens=4"]
 
@@ -64,7 +67,8 @@ def test_every_combination_is_run_in_order() -> None:
         (["capacity=10,10"], "a value is given twice"),
         (["capacity=10,010"], "a value is given twice"),
         (["capacity=10", "device-tokens=20"], "device_tokens is swept twice"),
-        (["io=assisted,by-hand"], "'by-hand' is not among assisted, per-page"),
+        (["io=assisted,by-hand"], "'by-hand' is none of assisted, per-page"),
+        (["kv-dtype=auto,fp4"], "'fp4' is none of auto, fp8"),
         (["seed=" + ",".join(map(str, range(MOST_RUNS + 1)))], "1,001 simulations; 1,000 are the most"),
         (["policy", "time_scale=fast"], "must be key=value,value; --sweep time_scale=fast"),
     ],

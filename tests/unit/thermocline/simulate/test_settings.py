@@ -59,6 +59,8 @@ def test_changes_are_only_what_was_named() -> None:
         ("bubble_filling=perhaps", "Expected `bool`"),
         ("policy=clairvoyant", "policy: 'clairvoyant' is none of"),
         ("eviction_expression=frequency **", "eviction_expression"),
+        ("promotion=on", "--set promotion: 'on' is none of off, hotness, recency, frequency, depth"),
+        ("hidden_form=half", "--set hidden_form: 'half' is no layer mix; write off, auto, or numbers of layers"),
     ],
 )
 def test_what_makes_no_sense_is_refused(assignment: str, complaint: str) -> None:
@@ -69,10 +71,39 @@ def test_what_makes_no_sense_is_refused(assignment: str, complaint: str) -> None
     assert complaint in raised.value.message
 
 
+def test_words_of_a_generator_are_named() -> None:
+    """Where an option has fixed ones."""
+    with pytest.raises(ConfigError, match="--set distance: 'far' is none of min, shuffled, max"):
+        divide(["distance=far"], DocumentOptions)
+
+
 def test_every_fault_is_named_at_once() -> None:
     """Two wrong settings, one message."""
     with pytest.raises(ConfigError, match=r"lease_tokens=x.*speed: unknown setting.*of the workload"):
         divide(["lease_tokens=x", "speed=2"], DocumentOptions)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "policy", "complaint"),
+    [
+        (["lease_tokens=1", "lease_tokens=64"], None, "lease_tokens is given twice: --set lease_tokens=1 and --set"),
+        (["lease_tokens=8", "lease_tokens=8"], None, "lease_tokens is given twice"),
+        (["policy=fifo"], "lru", "policy is given twice: --set policy=fifo and --policy lru"),
+        (
+            ["state_form=off", "hidden_form=on"],
+            None,
+            "hidden_form is given twice: --set state_form=off and --set hidden_form=on",
+        ),
+        (["contexts=1", "contexts=2"], None, "contexts is given twice"),
+        (["lease_tokens=1", "lease_tokens=many"], None, "lease_tokens=many: Expected `int`"),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_refused(assignments: list[str], policy: str | None, complaint: str) -> None:
+    """One of the two values would be dropped without a word."""
+    with pytest.raises(ConfigError) as raised:
+        divide(assignments, DocumentOptions, policy=policy)
+
+    assert complaint in raised.value.message
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))

@@ -21,6 +21,7 @@ from thermocline.simulate.workloads.drift import DriftOptions, DriftWorkload
 from thermocline.simulate.workloads.few_shot import FewShotOptions, FewShotWorkload
 from thermocline.simulate.workloads.lengths import shares
 from thermocline.simulate.workloads.scans import ScanOptions, ScanWorkload
+from thermocline.trace import arrival_order
 
 
 @pytest.mark.parametrize(
@@ -230,22 +231,31 @@ def _line(timestamp: int, length: int, hash_ids: list[int]) -> dict[str, object]
 
 def test_a_trace_shares_blocks_by_name_and_keeps_its_times(tmp_path: Path) -> None:
     """Equal hash ids are equal spans, the last one is cut to the length, and what no block covers is its own."""
-    path = _write(tmp_path / "trace", _line(0, 600, [1, 2]), _line(3000, 700, [1, 2]), _line(2000, 600, [1]))
+    path = _write(tmp_path / "trace", _line(0, 600, [1, 2]), _line(3000, 600, [1]), _line(2000, 700, [1, 2]))
     first, second, third = TraceWorkload(path, speed=2).requests()
 
     assert [span.tokens for span in first.spans] == [512, 88]
     assert first.spans[0] == second.spans[0] == third.spans[0]
     assert first.spans[1].name == second.spans[1].name != third.spans[1].name
-    assert [each.time_s for each in (first, second, third)] == [0.0, 1.5, 1.5]
+    assert [each.time_s for each in (first, second, third)] == [0.0, 1.0, 1.5]
 
 
-def test_a_trace_is_streamed_up_to_its_malformed_line(tmp_path: Path) -> None:
-    """What comes before a bad line is asked; then the line is named."""
-    path = _write(tmp_path / "trace", _line(0, 600, [1, 2]), '{"timestamp": 1')
+def test_the_times_of_a_trace_count_from_its_first_request(tmp_path: Path) -> None:
+    """Also where they are milliseconds since 1970, to the millisecond."""
+    epoch_ms = 1_732_900_000_000
+    path = _write(tmp_path / "trace", *(_line(epoch_ms + after_ms, 600, [1, 2]) for after_ms in (123, 124, 1123)))
+
+    assert [each.time_s for each in TraceWorkload(path).requests()] == [0.0, 0.001, 1.0]
+
+
+def test_a_trace_is_streamed_up_to_its_malformed_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes more than the window before a bad line is asked; then the line is named."""
+    monkeypatch.setattr(arrival_order, "HELD_REQUESTS", 1)
+    path = _write(tmp_path / "trace", _line(0, 600, [1, 2]), _line(1, 700, [1, 2]), '{"timestamp": 1')
     requests = TraceWorkload(path).requests()
 
     assert next(requests).prompt_tokens == 600
-    with pytest.raises(InvalidRequest, match=r"trace:2:"):
+    with pytest.raises(InvalidRequest, match=r"trace:3:"):
         next(requests)
 
 

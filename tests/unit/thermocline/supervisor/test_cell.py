@@ -113,6 +113,7 @@ def test_an_external_broker_is_used_as_named(tmp_path: Path) -> None:
     [
         (SupervisorConfig(port=0, host="0.0.0.0"), "http://127.0.0.1"),
         (SupervisorConfig(port=0, host="127.0.0.1"), "http://127.0.0.1"),
+        (SupervisorConfig(port=0, host="[::1]"), "http://[::1]"),
         (SupervisorConfig(port=0, tls_cert="a.pem", tls_key="b.pem"), "https://127.0.0.1"),
     ],
 )

@@ -8,9 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.gateway.config import GatewayConfig
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+from shared import variables
 from shared.broker import BrokerSettings
 from shared.bus.access import access_of
 from shared.config import load
+from thermocline.supervisor.__main__ import SET_BY_UP, without_misplaced
 from thermocline.supervisor.cell import Cell
 from thermocline.supervisor.child import ChildSpec
 from thermocline.supervisor.commands import NATS_ENVIRONMENT, nats_child, service_children
@@ -78,8 +83,70 @@ def test_the_broker_collects_garbage_early_unless_the_operator_says_when(monkeyp
     monkeypatch.setenv("GOGC", "200")
     theirs = nats_child(cell, Path("/bin/nats-server"), Path("/data/nats.conf"))
 
-    assert ours.env == NATS_ENVIRONMENT == {"GOGC": "50"}
-    assert theirs.env == {}
+    assert NATS_ENVIRONMENT == {"GOGC": "50"}
+    assert ours.env == {variables.SUPERVISED: str(os.getpid()), "GOGC": "50"}
+    assert theirs.env == {variables.SUPERVISED: str(os.getpid())}
+
+
+OF_THE_CELL = {
+    "THERMOCLINE_ADMIN_KEY": ("gateway",),
+    "THERMOCLINE_API_KEYS": ("gateway",),
+    "THERMOCLINE_TENANTS": ("gateway",),
+    "THERMOCLINE_KEYS": ("storage",),
+    "THERMOCLINE_KEY_DEFAULT": ("storage",),
+    "AWS_SECRET_ACCESS_KEY": ("storage",),
+    "AZURE_STORAGE_KEY": ("storage",),
+    "GOOGLE_SERVICE_ACCOUNT_KEY": ("storage",),
+    "THERMOCLINE_NATS_PASSWORD": ("scheduler", "storage", "worker-0", "gateway"),
+    "THERMOCLINE_NATS_TOKEN": ("scheduler", "storage", "worker-0", "gateway"),
+    "THERMOCLINE_NATS_CA": ("scheduler", "storage", "worker-0", "gateway"),
+    "THERMOCLINE_PREFETCH_WAIT": ("scheduler",),
+    "THERMOCLINE_STATE_BYTES": ("storage",),  # An old name of hidden_bytes.
+    "THERMOCLINE_API_KEY": (),
+    "THERMOCLINE_MY_SECRET": (),
+    "thermocline_admin_key": (),
+    "PATH": ("nats", "scheduler", "storage", "worker-0", "gateway"),
+    "LD_LIBRARY_PATH": ("nats", "scheduler", "storage", "worker-0", "gateway"),
+    "CUDA_VISIBLE_DEVICES": ("nats", "scheduler", "storage", "worker-0", "gateway"),
+}
+
+
+@pytest.mark.parametrize(("variable", "readers"), OF_THE_CELL.items())
+def test_a_child_gets_the_variables_that_it_reads(variable: str, readers: tuple[str, ...]) -> None:
+    """A worker that was taken over has none of the cell's keys, nor has the broker; what is not ours stays."""
+    cell = make_cell(SupervisorConfig())
+    children = [nats_child(cell, Path("/bin/nats-server"), Path("/data/nats.conf")), *service_children(cell, {})]
+
+    assert tuple(child.name for child in children if child.inherits(variable)) == readers
+
+
+def test_a_password_in_the_broker_s_url_is_in_no_command_line() -> None:
+    """Every user of the machine reads those; the children get it in their environment."""
+    urls = ("nats://me:s%3Acret@one:4222", "tls://me:s%3Acret@two")
+    of_another = {"THERMOCLINE_NATS_PASSWORD_FILE": "/p", "THERMOCLINE_NATS_TOKEN_FILE": "/t"}
+    children = service_children(make_cell(SupervisorConfig(nats=urls), nats_port=0, nats_urls=urls), of_another)
+
+    for child in children:
+        assert "cret" not in " ".join(child.argv)
+        flags = {name.replace("-", "_"): value for name, value in flags_of(child).items() if name.startswith("nats")}
+        settings = load(BrokerSettings, "nats", environ={**of_another, **child.env}, flags=flags)
+        access = access_of(settings, {**of_another, **child.env})
+        assert access.urls == ("nats://one:4222", "tls://two")
+        assert (access.user, access.password) == ("me", "s:cret")
+    assert len(children) == 4
+
+
+def test_a_token_in_the_broker_s_url_is_in_no_command_line() -> None:
+    """As a password, and a user of another broker in the environment does not take its place."""
+    urls = ("nats://secret@one:4222",)
+    of_another = {"THERMOCLINE_NATS_USER": "me", "THERMOCLINE_NATS_PASSWORD": "mine"}
+    children = service_children(make_cell(SupervisorConfig(nats=urls), nats_port=0, nats_urls=urls), of_another)
+
+    for child in children:
+        assert "secret" not in " ".join(child.argv)
+        settings = load(BrokerSettings, "nats", environ={**of_another, **child.env}, flags={"nats": "nats://one:4222"})
+        access = access_of(settings, {**of_another, **child.env})
+        assert (access.urls, access.token, access.user) == (("nats://one:4222",), "secret", "")
 
 
 def test_every_child_is_told_the_broker_and_its_name() -> None:
@@ -266,3 +333,35 @@ def test_folders_of_adapters_mean_the_same_to_the_gateway(tmp_path: Path, monkey
     (gateway,) = (child for child in service_children(make_cell(config), {}) if child.name == "gateway")
 
     assert flags_of(gateway)["adapter"] == f"a={tmp_path}/x,b=/y/z,c"
+
+
+def test_a_flag_of_a_process_is_refused_with_the_place_where_it_is_set() -> None:
+    """`up` has a part of all settings as flags; other strays are told as before, a value of such a flag is none."""
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "gateway": GatewayConfig,
+        "scheduler": SchedulerConfig,
+        "worker": WorkerConfig,
+    }
+    strays = ["--api-keys", "a,b", "--tenants=f", "stray", "--jsom", "4", "--nats-ca", "--id", "worker-7"]
+
+    faults, others = without_misplaced(strays, kinds)
+
+    assert others == ["stray", "--jsom", "4", "--id", "worker-7"]
+    assert faults == [
+        "--api-keys is a setting of gateway, not of `up`: "
+        "set THERMOCLINE_API_KEYS, or api_keys in section [gateway] of --config FILE",
+        "--tenants is a setting of gateway, not of `up`: "
+        "set THERMOCLINE_TENANTS, or tenants in section [gateway] of --config FILE",
+        "--nats-ca is a setting of gateway, scheduler, worker, not of `up`: "
+        "set THERMOCLINE_NATS_CA, or nats_ca in section [gateway] or [scheduler] or [worker] of --config FILE",
+    ]
+
+
+def test_what_up_gives_its_processes_cannot_be_set_elsewhere() -> None:
+    """So the refusal above names no file or variable for it."""
+    passwords = dict.fromkeys(("scheduler", "storage", "worker-0", "worker-1", "gateway"), "x")
+    cell = make_cell(SupervisorConfig(workers=2), cpu_dtype="float32", broker_passwords=passwords)
+    given = {name.replace("-", "_") for child in service_children(cell, {}) for name in flags_of(child)}
+
+    assert given - set(SupervisorConfig.__struct_fields__) - SET_BY_UP == set()
+    assert given >= SET_BY_UP

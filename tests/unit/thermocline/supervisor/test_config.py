@@ -48,6 +48,20 @@ def test_every_fault_is_reported_at_once() -> None:
         load(SupervisorConfig, "up", flags={"port": "70000", "workers": "0", "log_level": "loud"})
 
 
+@pytest.mark.parametrize(
+    ("given", "host"), [("[::1]", "::1"), ("::", "::"), ("[::1", "[::1"), ("[name]", "[name]"), ("[[::1]]", "[[::1]]")]
+)
+def test_an_address_may_have_the_brackets_of_a_url(given: str, host: str) -> None:
+    """One pair around an IPv6 address; anything else is refused as it was written."""
+    assert load(SupervisorConfig, "up", flags={"host": given}).host == host
+
+
+def test_an_empty_host_is_refused() -> None:
+    """An unset variable in a script must not open the cell to every network."""
+    with pytest.raises(ConfigError, match="host is empty"):
+        load(SupervisorConfig, "up", flags={"host": ""})
+
+
 def test_the_bundled_model_is_found_in_a_checkout() -> None:
     """Wherever the command is run from, the checkout's model is the default."""
     model = bundled_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,48 @@ def test_hidden_states_in_the_place_of_kv_are_told() -> None:
 
     assert line.startswith("Note: with --hidden-form 0/4/0 no KV is saved")
     assert notice(SupervisorConfig(sparse=True, disk_dir=("/d",), hidden_form="off")) == ""
+
+
+def test_a_form_that_the_model_cannot_have_is_not_taken_for_one(tmp_path: Path) -> None:
+    """KV is saved then; ``up`` refuses such a form before."""
+    shape = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+
+    def told(form: str) -> str:
+        config = SupervisorConfig(sparse=True, disk_dir=("/d",), hidden_form=form)
+        return importance_notice(service_children(make_cell(config, model=tmp_path), {}), {})
+
+    assert told("8/24/0") == told("0/0/4") == ""
+    assert "no KV is saved" in told("0/4/0")
+
+
+@pytest.mark.parametrize("restoring", ["kv", "hidden", "recompute"])
+def test_ways_of_restoring_that_lose_nothing_are_told(restoring: str) -> None:
+    """None of them reads a prefix in part, as in the core."""
+    line = notice(SupervisorConfig(importance="on", sparse=True, disk_dir=("/d",), restoring=restoring))
+
+    assert line == f"Note: with --restoring {restoring} no prefix is read in part; give --restoring planned"
+    assert notice(SupervisorConfig(importance="on", sparse=True, disk_dir=("/d",), restoring="important")) == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ('[scheduler]\ndisk_writes = "off"', "disk_writes is off"),
+        ("[scheduler]\nprefix_caching = false", "--prefix-caching false"),
+        ("[worker]\nsparse_buffer_bytes = 0", "sparse_buffer_bytes is 0"),
+        ('[worker]\nkv_dtype = "fp8"', "--kv-dtype fp8"),
+    ],
+)
+def test_settings_that_keep_parts_from_being_read_are_told(setting: str, named: str, tmp_path: Path) -> None:
+    """One line, from the settings of the process that reads them."""
+    file = tmp_path / "cell.toml"
+    file.write_text(setting + "\n")
+
+    line = notice(SupervisorConfig(importance="on", sparse=True, disk_dir=("/d",)), file)
+
+    assert line.startswith("Note: ")
+    assert named in line
 
 
 def test_there_is_nothing_to_tell_otherwise() -> None:

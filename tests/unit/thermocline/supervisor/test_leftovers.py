@@ -12,8 +12,9 @@ import pytest
 
 from shared.memory import SharedSegment
 from shared.memory.segment import SHM_DIRECTORY
+from thermocline.supervisor.data_lock import lock_data_dir
 from thermocline.supervisor.leftovers import clean_up, kill_children, reap_dead_cells
-from thermocline.supervisor.process_identity import is_same_process, own_identity, start_time
+from thermocline.supervisor.process_identity import Place, is_same_process, own_identity, own_place, start_time
 from thermocline.supervisor.records import CellRecord, ChildRecord, all_records, read_record, write_record
 
 
@@ -30,10 +31,18 @@ def make_record(data_dir: Path, *, owner: tuple[int, int], prefix: str, temporar
     )
 
 
+OWNER = 1
+"""Pid of the supervisor in the records of dead cells with children."""
+
+
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group that does nothing."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    """A process in its own group that does nothing, as a supervisor starts one."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        process_group=0,
+        env={**os.environ, "THERMOCLINE_SUPERVISED": str(OWNER)},
+    )
     yield process
     process.kill()
     process.wait()
@@ -120,3 +129,89 @@ def test_a_process_that_got_the_number_later_is_not_killed(tmp_path: Path, sleep
 
     assert killed == []
     assert is_same_process(sleeper.pid, start_time(sleeper.pid))
+
+
+def test_a_process_that_no_supervisor_of_this_cell_started_is_not_killed(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """A record is a file, which may say anything."""
+    child = ChildRecord(name="worker-0", pid=sleeper.pid, started=start_time(sleeper.pid), state="running")
+    record = make_record(tmp_path, owner=(OWNER + 1, 1), prefix="tc-w")
+    killed = kill_children(msgspec.structs.replace(record, children=(child,)))
+
+    assert killed == []
+    assert is_same_process(sleeper.pid, start_time(sleeper.pid))
+
+
+def test_a_cell_that_holds_its_lock_is_left_alone(tmp_path: Path) -> None:
+    """Its supervisor may run where no pid is known here: in another container with the same TMPDIR."""
+    folder = tmp_path / "tc-locked"
+    folder.mkdir()
+    record = make_record(folder, owner=(os.getpid(), 1), prefix="tc-locked")
+    write_record(record, (tmp_path / "tc-locked.json",))
+
+    with lock_data_dir(folder):
+        assert reap_dead_cells(tmp_path) == []
+        assert folder.is_dir()
+    assert reap_dead_cells(tmp_path) == [record]
+    assert not folder.exists()
+
+
+def placed(folder: Path, place: Place) -> CellRecord:
+    """The record of a dead cell of that place, written down in the folder's parent."""
+    folder.mkdir()
+    record = msgspec.structs.replace(make_record(folder, owner=(OWNER, 1), prefix=folder.name), place=place)
+    write_record(record, (folder.parent / f"{folder.name}.json",))
+    return record
+
+
+OTHER_CONTAINER = msgspec.structs.replace(own_place(), pid_namespace=1)
+BEFORE_RESTART = msgspec.structs.replace(own_place(), boot_id="before")
+OTHER_MACHINE = msgspec.structs.replace(BEFORE_RESTART, host_name="other")
+
+
+@pytest.mark.parametrize(
+    ("place", "is_reaped"), [(OTHER_CONTAINER, True), (BEFORE_RESTART, True), (OTHER_MACHINE, False)]
+)
+def test_a_cell_of_another_place_is_judged_by_its_lock_alone(tmp_path: Path, place: Place, is_reaped: bool) -> None:
+    """Without a lock nothing is known of it. Locks of another machine's kernel are not always seen here."""
+    record = placed(tmp_path / "tc-there", place)
+    assert reap_dead_cells(tmp_path) == []
+
+    lock_data_dir(tmp_path / "tc-there").close()
+    reaped = reap_dead_cells(tmp_path)
+
+    assert reaped == ([record] if is_reaped else [])
+
+
+def test_a_folder_that_another_container_may_call_otherwise_says_nothing(tmp_path: Path) -> None:
+    """Only folders beside the records are the same there as here."""
+    runs, folder = tmp_path / "runs", tmp_path / "data"
+    runs.mkdir()
+    folder.mkdir()
+    record = make_record(folder, owner=(OWNER, 1), prefix="tc-named", temporary=False)
+    write_record(msgspec.structs.replace(record, place=OTHER_CONTAINER), (runs / "tc-named.json",))
+    lock_data_dir(folder).close()
+
+    assert reap_dead_cells(runs) == []
+
+
+def test_no_process_is_killed_by_a_pid_of_another_place(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """The number means another process there."""
+    child = ChildRecord(name="worker-0", pid=sleeper.pid, started=start_time(sleeper.pid), state="running")
+    record = make_record(tmp_path, owner=(OWNER, 1), prefix="tc-v")
+    here = msgspec.structs.replace(record, children=(child,), place=own_place())
+
+    for place in (OTHER_CONTAINER, BEFORE_RESTART, OTHER_MACHINE):
+        assert kill_children(msgspec.structs.replace(here, place=place)) == []
+    assert kill_children(here) == [sleeper.pid]
+
+
+def test_records_of_earlier_releases_can_be_read(tmp_path: Path) -> None:
+    """They say nothing of their place, which is taken for this one."""
+    record = make_record(tmp_path / "gone", owner=(OWNER, 1), prefix="tc-old")
+    told = msgspec.to_builtins(record)
+    told.pop("place")
+    (tmp_path / "tc-old.json").write_bytes(msgspec.json.encode(told))
+
+    assert reap_dead_cells(tmp_path) == [record]

@@ -38,6 +38,18 @@ def test_the_server_accepts_the_users_of_a_cell(tmp_path: Path) -> None:
     assert sorted(users) == sorted(cell.broker_passwords)
 
 
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    """The server keeps its streams in the folder of that name."""
+    cell = resolve(SupervisorConfig(data_dir=str(tmp_path / "données \u8cc7\u6599"), port=0), tmp_path)
+    cell.data_dir.mkdir()
+
+    done = subprocess.run(
+        [find_nats_program().path, "-t", "-c", write_broker_files(cell)], capture_output=True, text=True, timeout=30
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
     """The broker must not be reachable from elsewhere."""
     text = nats_config_text(server_name="cell-1", port=4333, store_dir=tmp_path)

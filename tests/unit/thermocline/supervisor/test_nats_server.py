@@ -33,14 +33,14 @@ async def test_a_server_introduces_itself() -> None:
     """The first line of a server is read as JSON."""
     async with Speaker(b'INFO {"server_name": "cell-1", "jetstream": true}\r\n') as port:
         assert await server_info_at("127.0.0.1", port) == {"server_name": "cell-1", "jetstream": True}
-        await wait_until_up("cell-1", "127.0.0.1", port, timeout_s=5.0)
+        await wait_until_up("cell-1", "127.0.0.1", port, timeout_s=60.0)
 
 
 async def test_somebody_else_on_the_port_is_told() -> None:
     """A server of another name took the port."""
     async with Speaker(b'INFO {"server_name": "other"}\r\n') as port:
         with pytest.raises(ConfigError, match="another NATS server took"):
-            await wait_until_up("cell-1", "127.0.0.1", port, timeout_s=5.0)
+            await wait_until_up("cell-1", "127.0.0.1", port, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("line", [b"SSH-2.0-x\r\n", b"INFO {broken\r\n", b""])
@@ -62,5 +62,5 @@ async def test_one_answering_url_is_enough() -> None:
     async with Speaker(b'INFO {"server_name": "b", "jetstream": true}\r\n') as port:
         await require_external(("nats://127.0.0.1:9", f"nats://127.0.0.1:{port}"))
 
-    with pytest.raises(ConfigError, match="no NATS server answers at nats:"):
-        await require_external(("nats://127.0.0.1:9",))
+    with pytest.raises(ConfigError, match=r"no NATS server answers at nats://127\.0\.0\.1:9$"):
+        await require_external(("nats://me:secret@127.0.0.1:9",))

@@ -8,7 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import ConfigError
 from thermocline.supervisor import ports
+
+
+@pytest.mark.parametrize(
+    ("host", "fault"),
+    [
+        ("no-such-host.invalid", "'no-such-host.invalid' cannot be resolved: "),
+        ("a..b", "'a..b' cannot be resolved: "),
+        ("192.0.2.1", "192.0.2.1 is not an address of this machine"),
+    ],
+)
+def test_a_host_is_refused_for_what_is_wrong_with_it(host: str, fault: str) -> None:
+    """Another port would not help."""
+    with pytest.raises(ConfigError, match=f"^{fault}"):
+        ports.require_free(host, 8000, "--port")
 
 
 def outgoing(monkeypatch: pytest.MonkeyPatch, folder: Path, first: int) -> None:

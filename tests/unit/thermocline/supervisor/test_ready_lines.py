@@ -99,6 +99,8 @@ def test_a_group_of_gpus_and_an_unused_one_are_named() -> None:
     unused = msgspec.structs.replace(CPU, note="GPU 0 (H200) is there but cannot be used: too old")
 
     assert device_lines(with_(devices=[group], dtype="bfloat16")) == ["Device: cuda (NVIDIA H200 and 3 more); bfloat16"]
+    assert device_lines(with_(kv_dtype="float32"))[0].endswith("; float32")
+    assert device_lines(with_(kv_dtype="float8_e4m3fn"))[0].endswith("; float32, KV float8_e4m3fn")
     assert device_lines(with_(devices=[unused]))[1] == "Note: GPU 0 (H200) is there but cannot be used: too old"
 
 

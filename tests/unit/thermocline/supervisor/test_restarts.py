@@ -3,6 +3,7 @@
 import pytest
 
 from thermocline.supervisor.restarts import GiveUp, Refused, Restart, RestartPolicy
+from thermocline.supervisor.up import RUNNING, STARTING
 
 POLICY = RestartPolicy(initial_delay_s=1.0, factor=2.0, max_delay_s=5.0, window_s=100.0, max_restarts=4)
 
@@ -43,6 +44,12 @@ def test_a_refusal_is_final_at_once() -> None:
 def test_a_program_without_refusals_is_restarted_after_exit_code_2() -> None:
     """For the broker 2 is a crash like any other."""
     assert POLICY.judge((), 0.0, exit_code=2, refusal_code=None) == Restart(1.0)
+
+
+def test_a_refusal_of_what_has_run_is_a_death_like_any_other() -> None:
+    """A worker that finds /dev/shm full when it is started again must not end a cell that serves."""
+    assert RUNNING.judge((), 0.0, exit_code=2) == Restart(RUNNING.initial_delay_s)
+    assert STARTING.judge((), 0.0, exit_code=2) == Refused()
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, -15, -9])

@@ -13,6 +13,7 @@ from rich.console import Console
 from services.gateway.openai_schema.cache import CacheNode
 from services.gateway.openai_schema.cell import CellReport
 from services.gateway.openai_schema.explanation import Explanation
+from services.gateway.views.cache_view import HIT_TIERS
 from tests.ui.stand_in import a_cell, a_tree, explanation, node
 from thermocline.top.frames import VIEWS, body_rows, frame
 from thermocline.top.overview import cached_share, ttft_quantile_ms
@@ -55,6 +56,20 @@ def test_the_overview_tells_pools_hits_and_times() -> None:
     assert "host 21,000" in text
     assert "p50 50.0 ms   p95 90.0 ms   cached 90 %" in text
     assert "log scale: ▁ up to 1.0 ms, █ 90.0 ms" in text
+
+
+def test_every_letter_of_a_bar_is_explained_in_eighty_columns() -> None:
+    """A legend takes as many lines as it needs: sources with their tokens, and the parts of a time."""
+    cell = msgspec.convert(a_cell(counters={f"hit_tokens_{tier}": 10**9 for tier in HIT_TIERS}), CellReport)
+    parts = [{"name": name, "start_ms": 0.0, "ms": 1.0} for name in PARTS]
+    requests = msgspec.convert([explanation(1, parts=parts)], list[Explanation])
+
+    overview = text_of(Snapshot(cell=cell), "overview", height=60)
+    listed = text_of(Snapshot(requests=requests), "requests")
+
+    assert [tier for tier in HIT_TIERS if f"{SOURCES[tier].letter} {tier} 1,000,000,000" not in overview] == []
+    assert [name for name, mark in PARTS.items() if f"{mark.letter} {name}" not in listed] == []
+    assert "by part" in listed.splitlines()[1]
 
 
 def tenant(name: str, running: int, nbytes: int) -> dict[str, object]:

@@ -21,6 +21,7 @@ import pytest
 
 from tests.ui.stand_in import KEY, StandIn, a_cell, serving
 from tests.waiting import until
+from thermocline.supervisor.ports import free_port
 from thermocline.top.terminal import keys_in
 
 WIDTH, HEIGHT = 80, 24
@@ -147,7 +148,7 @@ async def test_it_says_what_is_wrong_and_goes_on_when_it_is_right(tmp_path: Path
     """A silent scheduler, a wrong key and a gateway that is gone are three different things."""
     stand_in = StandIn()
     async with contextlib.AsyncExitStack() as served:
-        await served.enter_async_context(serving(stand_in))
+        await served.enter_async_context(serving(stand_in, free_port()))
         async with top(stand_in, tmp_path / "key") as terminal:
             await terminal.shows("● live")
             stand_in.scheduler_error = "the scheduler is silent"

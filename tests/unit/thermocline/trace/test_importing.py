@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ import pytest
 from shared.errors import ConfigError, InvalidRequest, OperatorError
 from thermocline.__main__ import main as thermocline
 from thermocline.simulate.__main__ import main as simulate
-from thermocline.trace import importing
-from thermocline.trace.conversion import Timed
+from thermocline.trace import arrival_order, importing
 from thermocline.trace.format import TraceRequest, read_trace
 from thermocline.trace.importing import Import, Report, import_log
 
@@ -183,26 +182,10 @@ def test_requests_come_in_order_of_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert [request.timestamp for request in requests] == [0, 2000, 3000, 4000, 7000, 8000]
     assert (report.out_of_order, report.seconds) == (0, 8.0)
 
-    monkeypatch.setattr(importing, "HELD_REQUESTS", 2)
+    monkeypatch.setattr(arrival_order, "HELD_REQUESTS", 2)
     report, requests = imported(tmp_path, [chat(moment, QUESTIONS[0]) for moment in times])
     assert [request.timestamp for request in requests] == [0, 1000, 2000, 2000, 5000, 6000]
     assert report.out_of_order == 1
-
-
-@pytest.mark.parametrize("bound", ["HELD_REQUESTS", "HELD_BLOCKS"])
-def test_what_is_held_back_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the log's length: by requests, and by their blocks."""
-    monkeypatch.setattr(importing, bound, 10)
-    taken = 0
-
-    def requests() -> Iterator[Timed]:
-        nonlocal taken
-        for number in range(1000):
-            taken += 1
-            yield Timed(float(number), 1, 1, [number])
-
-    most = max(taken - given for given, _ in enumerate(importing._ordered(requests())))
-    assert most == 11
 
 
 def test_a_mooncake_trace_is_checked_and_put_in_order(tmp_path: Path) -> None:
@@ -215,6 +198,36 @@ def test_a_mooncake_trace_is_checked_and_put_in_order(tmp_path: Path) -> None:
     assert [(request.timestamp, request.hash_ids[1]) for request in requests] == [(0, 9), (1, 2**70), (2, 8)]
     assert [number for number, _ in report.malformed] == [3]
     assert report.bytes_per_token is None
+
+
+def test_a_qwen_bailian_trace_keeps_its_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its times are seconds and its blocks 16 tokens; the simulation shares exactly those."""
+    lines = [
+        {
+            "chat_id": 7,
+            "parent_chat_id": -1,
+            "timestamp": time_s,
+            "input_length": 40,
+            "output_length": 9,
+            "type": "text",
+        }
+        | {"turn": 1, "hash_ids": names}
+        for time_s, names in ((61.114, [0, 1, 2]), (60.0, [0, 1, 5]), (62.5, [8, 9, 2]))
+    ]
+    short = {"chat_id": 8, "timestamp": 63, "input_length": 11, "output_length": 1, "hash_ids": []}
+    out = tmp_path / "trace.jsonl"
+
+    report = import_log(Import(log_of(tmp_path, [*lines, short]), "qwen-bailian", out))
+
+    assert [(each.timestamp, each.block_tokens) for each in read_trace(out)] == [
+        (0, 16),
+        (1114, 16),
+        (2500, 16),
+        (3000, 16),
+    ]
+    assert (report.facts.requests, report.facts.blocks, report.malformed) == (4, 9, [])
+    assert simulate(["--trace", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hit_tokens"]["device"] == 32
 
 
 def test_an_imported_trace_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +251,7 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path, capsys: pytest.Captu
         (["--tokenizer", "/nowhere"], "cannot read a tokenizer from /nowhere"),
         (["--tokenizer", str(MODEL), "--bytes-per-token", "3"], "give --tokenizer or --bytes-per-token"),
         (["--salt-file", "/nowhere"], "cannot read /nowhere"),
-        (["--format", "mooncake", "--bytes-per-token", "3"], "a Mooncake trace has names and lengths already"),
+        (["--format", "mooncake", "--bytes-per-token", "3"], "a trace of mooncake has names and lengths already"),
         (["--out", "/nowhere/trace"], "--out /nowhere/trace cannot be written"),
         (["--max-malformed", "0"], "more than 0 malformed lines; line 2"),
     ],
