@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
         else:
             with helm_python.Chart.load(alone) as chart:
                 chart.validate_schema(order["values"])
-                answer["files"] = chart.render(order["values"], name="cell", namespace="llm")
+                answer["files"] = chart.render(order["values"], name=order["name"], namespace="llm")
     except helm_python.HelmError as error:
         answer["error"] = str(error)
 json.dump(answer, sys.stdout)
@@ -49,9 +49,9 @@ def _ask(**order: Any) -> dict[str, Any]:
     return answer
 
 
-def files_of(chart: Path, values: dict[str, Any]) -> dict[str, str]:
+def files_of(chart: Path, values: dict[str, Any], release: str = "cell") -> dict[str, str]:
     """The texts that a chart's templates become, by file. Raises Refused."""
-    answer = _ask(kind="render", chart=str(chart), values=values)
+    answer = _ask(kind="render", chart=str(chart), values=values, name=release)
     if "error" in answer:
         raise Refused(answer["error"])
     files: dict[str, str] = answer["files"]
@@ -59,13 +59,13 @@ def files_of(chart: Path, values: dict[str, Any]) -> dict[str, str]:
 
 
 @functools.cache
-def _files(values: str) -> dict[str, str]:
-    return files_of(CHART, json.loads(values))
+def _files(values: str, release: str) -> dict[str, str]:
+    return files_of(CHART, json.loads(values), release)
 
 
-def render(values: dict[str, Any] | None = None) -> list[Manifest]:
-    """The objects that a release called ``cell`` in namespace ``llm`` has. Raises Refused."""
-    files = _files(json.dumps(values or {}, sort_keys=True))
+def render(values: dict[str, Any] | None = None, release: str = "cell") -> list[Manifest]:
+    """The objects that a release in namespace ``llm`` has. Raises Refused."""
+    files = _files(json.dumps(values or {}, sort_keys=True), release)
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
     return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
 

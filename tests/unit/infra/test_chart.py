@@ -41,6 +41,15 @@ def test_no_object_is_made_twice(variant: str) -> None:
     assert len(names) == len(set(names))
 
 
+def test_the_notes_ask_with_a_key_where_one_is_needed() -> None:
+    """Without one the command that they print would be answered 401."""
+    notes = "thermocline/templates/NOTES.txt"
+    closed = files_of(CHART, {"gateway": {"tenants": {"secretName": "tenants"}}})[notes]
+
+    assert "curl --header 'authorization: Bearer KEY' http://127.0.0.1:8000/v1/models" in closed
+    assert "curl http://127.0.0.1:8000/v1/models" in files_of(CHART, {})[notes]
+
+
 def test_helm_finds_nothing_to_complain_about() -> None:
     """``helm lint`` has nothing beyond that the chart of NATS has not been fetched."""
     assert set(lint()) == {"chart directory is missing these dependencies: nats"}
@@ -79,6 +88,19 @@ def test_a_fetched_chart_of_nats_changes_nothing_here(tmp_path: Path) -> None:
         ({"pools": [{"name": "cpu", "disk": {"kvGib": 50}}]}, "claimGib"),
         ({"pools": [{"name": "cpu", "share": {"engine": "mooncake"}}]}, "engine"),
         ({"pools": [{"name": "cpu", "share": {"firstPort": 22000}}]}, "lastPort"),
+        ({"pools": [{"name": "cpu"}, {"name": "gpu"}, {"name": "cpu"}]}, "two have the name cpu"),
+        ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is above maxReplicas"),
+        (
+            {"pools": [{"name": "cpu", "autoscaling": {"kind": "hpa", "minReplicas": 5}}]},
+            r"pool cpu: autoscaling\.minReplicas is above",
+        ),
+        ({"gateway": {"metricsPort": 8000}}, "port of the API"),
+        ({"gateway": {"resources": {"cpuRequest": ""}}}, "cpuRequest"),
+        ({"scheduler": {"resources": {"cpuRequest": "one"}}}, "cpuRequest"),
+        ({"poolDefaults": {"storageCpu": ""}}, "storageCpu"),
+        ({"gateway": {"resources": {"cpuLimit": "500m"}}}, r"gateway\.resources: cpuRequest 1 is above cpuLimit 500m"),
+        ({"scheduler": {"resources": {"cpuRequest": 2, "cpuLimit": 1.5}}}, r"scheduler\.resources: cpuRequest"),
+        ({"settings": {"common": {"gateway": {"a": 1}}, "gateway": {"b": 2}}}, "same table"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
@@ -86,6 +108,21 @@ def test_values_that_make_no_sense_are_refused(values: dict[str, Any], complaint
     """By the schema or by the templates, with words that name the fault."""
     with pytest.raises(Refused, match=complaint):
         render(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"gateway": {"autoscaling": {"minReplicas": 9}}},
+        {"gateway": {"resources": {"cpuRequest": "1500m", "cpuLimit": 1.5}}},
+        {"gateway": {"resources": {"cpuRequest": 0.5, "cpuLimit": "500m"}}},
+        {"settings": {"common": {"gateway": {"max_inflight": 7}}}},
+    ],
+    ids=["autoscaler-off", "equal", "equal-fraction", "table-once"],
+)
+def test_what_can_be_installed_is_not_refused(values: dict[str, Any]) -> None:
+    """Checks stop at the border: equal amounts pass, and so do bounds of an autoscaler that is off."""
+    assert render(values)
 
 
 def test_a_gpu_is_claimed_for_a_pod_only_where_kubernetes_can() -> None:
@@ -122,6 +159,15 @@ def test_whatever_selects_pods_selects_those_of_its_name(variant: str) -> None:
     for each in selecting:
         selector = each["spec"]["selector"]
         assert selector.get("matchLabels", selector).items() <= made[each["metadata"]["name"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_everything_that_makes_pods_has_a_disruption_budget(variant: str) -> None:
+    """A drain of several machines at once takes neither all gateways, all schedulers nor all nodes of a pool."""
+    manifests = render(VARIANTS[variant])
+    bounded = {each["metadata"]["name"] for each in manifests if each["kind"] == "PodDisruptionBudget"}
+
+    assert bounded == {each["metadata"]["name"] for each in manifests if each["kind"] in ("Deployment", "StatefulSet")}
 
 
 def test_a_setting_of_the_gateway_does_not_restart_the_caches() -> None:

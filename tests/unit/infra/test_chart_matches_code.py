@@ -175,7 +175,7 @@ def test_the_server_reads_every_password_as_text(password: str, tmp_path: Path) 
     file.write_text(f"authorization {{ users: [{{user: thermocline, password: ${name}}}] }}")
     command: list[Any] = [find_nats_program().path, "-t", "-c", file]
 
-    done = subprocess.run(command, env=os.environ | {name: value}, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=os.environ | {name: value}, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
 
@@ -191,7 +191,7 @@ def test_the_server_accepts_what_the_chart_of_nats_makes_of_it(values: dict[str,
     environment = os.environ | dict.fromkeys(names, "of-letters")
 
     command: list[Any] = [find_nats_program().path, "-t", "-c", str(file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
 

@@ -130,7 +130,7 @@ def test_the_broker_reads_a_password_as_text(tmp_path: Path) -> None:
     }
     command: list[Any] = [find_nats_program().path, "-t", "-c", FOLDER.parent / "nats" / "single-users.conf"]
 
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
 
     assert environment == dict.fromkeys(given, "'87e7b1'")
     assert done.returncode == 0, done.stderr
@@ -175,6 +175,16 @@ def test_containers_have_no_rights(process: str) -> None:
     assert any(mount.startswith("/var/cache/thermocline:exec") for mount in service["tmpfs"])
 
 
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.observe.yaml"])
+def test_logs_are_bounded_whatever_the_daemon_writes_by_default(file: str) -> None:
+    """The bounds are those of one driver; a daemon with another refuses containers that give them without naming it."""
+    whole = [service for service in services(file, **FILLED).values() if "image" in service]
+
+    assert whole
+    for service in whole:
+        assert service["logging"] == {"driver": "json-file", "options": {"max-size": "64m", "max-file": "3"}}
+
+
 def test_storage_and_workers_are_one_node() -> None:
     """They have one host name, by which a worker finds its storage, and one tmpfs where pools are."""
     storage, worker = services()["storage"], services()["worker"]
@@ -186,15 +196,27 @@ def test_storage_and_workers_are_one_node() -> None:
 
 
 def test_shared_memory_has_room_for_the_pools() -> None:
-    """By default: the host pool, the hidden pool and the device pools of four workers."""
+    """By default: the host pool and that of a killed storage, the hidden pool, and device pools of four workers."""
     pools = services()
     size = re.search(r"size=(\w+)", project()["volumes"]["shm"]["driver_opts"]["o"])
     assert size is not None
 
     storage, worker = pools["storage"]["environment"], pools["worker"]["environment"]
-    needed = parse_bytes(storage["THERMOCLINE_HOST_KV_BYTES"]) + parse_bytes(storage["THERMOCLINE_HIDDEN_BYTES"])
+    needed = 2 * parse_bytes(storage["THERMOCLINE_HOST_KV_BYTES"]) + parse_bytes(storage["THERMOCLINE_HIDDEN_BYTES"])
     needed += 4 * parse_bytes(worker["THERMOCLINE_DEVICE_KV_BYTES"])
     assert parse_bytes(size[1]) > needed
+
+
+def test_another_size_of_shared_memory_is_another_volume() -> None:
+    """Docker keeps a volume's options, and Compose a container whose own configuration is the same."""
+    found = [project(SHM_BYTES=size) for size in ("3g", "4g")]
+
+    name = project()["name"]  # Compose puts this one into the variable, too, unless told otherwise.
+    assert [each["volumes"]["shm"]["name"] for each in found] == [f"{name}_shm_3g", f"{name}_shm_4g"]
+    for name in ("storage", "worker"):
+        one, other = (each["services"][name]["labels"] for each in found)
+        assert one != other
+    assert project(COMPOSE_PROJECT_NAME="porto")["volumes"]["shm"]["name"] == "porto_shm_3g"
 
 
 def test_the_hidden_pools_old_variable_still_counts() -> None:
@@ -305,7 +327,7 @@ def test_users_and_tls_go_together(order: tuple[str, str], tmp_path: Path) -> No
     program: list[Any] = [find_nats_program().path, "-t", "-c", tmp_path / Path(nats["command"][-1]).name]
 
     environment = os.environ | nats["environment"] | files
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
     assert files.keys() <= nats["environment"].keys()
@@ -336,7 +358,7 @@ def test_the_broker_reads_a_key_of_user_10001(tmp_path: Path) -> None:
     command += [find_nats_program().path, "-t", "-c", FOLDER.parent / "nats" / "single-tls.conf"]
 
     environment = os.environ | nats["environment"] | given
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     assert nats["cap_drop"] == ["ALL"]
     assert "user" not in nats

@@ -58,7 +58,7 @@ def installed_by(argument: str, value: str, folder: Path) -> tuple[int, list[lis
         tool.chmod(0o755)
     script = script.replace("/usr/local/bin/pip", str(folder / "pip"))
     environment = {"PATH": f"{folder}:/usr/bin:/bin", argument: value}
-    status = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, timeout=30).returncode
+    status = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, timeout=120).returncode
     return status, [each.split("\n") for each in told.read_text().strip().split("\n\n")] if told.exists() else []
 
 
@@ -105,9 +105,9 @@ def test_a_health_check_tells_a_process_that_answers_from_one_that_does_not() ->
     _, flag, program = health_check("scheduler")
     command = [sys.executable, flag, program.replace("9100", str(port))]
 
-    before = subprocess.run(command, capture_output=True, timeout=30).returncode
+    before = subprocess.run(command, capture_output=True, timeout=120).returncode
     metrics.serve(port)
-    after = subprocess.run(command, capture_output=True, timeout=30).returncode
+    after = subprocess.run(command, capture_output=True, timeout=120).returncode
 
     assert (before, after) == (1, 0)
 
@@ -133,6 +133,20 @@ def test_bases_have_fixed_versions(tmp_path: Path) -> None:
     assert [on_cpu[-1], with_cuda[-1]] == [pin, pin]
     assert on_cpu[-3:-1] == ["--torch-backend", "cpu"]
     assert tool[-1] in project["optional-dependencies"]["dev"]
+
+
+def test_bytecode_of_pytorch_is_in_the_image(tmp_path: Path) -> None:
+    """Processes write none, so each start would compile what uv, unlike pip, leaves uncompiled."""
+    _, ((first, *_), (second, *command)) = installed_by("VARIANT", "cpu", tmp_path)
+
+    assert variables(stage("runtime"))["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert (first, second) == ("pip", "uv")
+    assert "--compile-bytecode" in command
+
+
+def test_a_build_needs_no_image_but_that_of_python() -> None:
+    """A syntax line would have BuildKit fetch its own front end from a registry, which a mirror of bases may lack."""
+    assert not re.search(r"^#\s*syntax\s*=", DOCKERFILE, re.MULTILINE | re.IGNORECASE)
 
 
 def _new_folder(path: Path) -> Path:

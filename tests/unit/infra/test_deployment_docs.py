@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.infra.deployed_code import metric_names
-from tests.unit.tools.promql import series_of
+from shared.memory.segment import SHM_DIRECTORY
 from tools.chart_values import CHART
-from tools.metric_docs import PROCESSES, exported_by
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("containers", "kubernetes", "scale", "share-between-nodes")
@@ -56,15 +54,6 @@ def test_examples_of_values_are_accepted(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_metrics_in_the_text_exist(page: Path) -> None:
-    """Each name is a series that a process exports, or the name that several series have in common."""
-    exported = {name: facts for process in PROCESSES for name, facts in exported_by(process).items()}
-    known = set(exported) | set(series_of(exported)) | {facts.series for facts in exported.values()}
-
-    assert metric_names(page.read_text()) <= known
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_objects_of_commands_are_the_charts(page: Path) -> None:
     """What ``kubectl`` is asked about is rendered, with the pool of the examples."""
     pytest.importorskip("helm_python", reason="Helm's engine has no wheel for this platform")
@@ -76,3 +65,20 @@ def test_objects_of_commands_are_the_charts(page: Path) -> None:
 
     assert named <= made
     assert named or page.name != "kubernetes.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_volumes_for_shared_memory_are_in_memory(page: Path) -> None:
+    """An ordinary volume is a folder of root's on a disk, where a process cannot make its pools."""
+    text = page.read_text()
+    mounted = set(re.findall(rf"--volume (\w+):{SHM_DIRECTORY}\b", text))
+    made = {
+        options.split()[-1]: options
+        for options in re.findall(r"^docker volume create ([^#\n]+?)(?: +#.*)?$", text, re.MULTILINE)
+    }
+
+    assert mounted <= made.keys()
+    for name in mounted:
+        assert {"type=tmpfs", "device=tmpfs"} <= set(made[name].split())
+        assert "mode=1777" in made[name]
+    assert mounted or page.name != "containers.md"

@@ -36,7 +36,7 @@ def test_the_server_accepts_it(config: Path, tmp_path: Path) -> None:
     files = {"TC_NATS_CERT": str(certificate), "TC_NATS_KEY": str(key), "TC_NATS_CA": str(authority.ca)}
     command: list[Any] = [find_nats_program().path, "-t", "-c", config]
 
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT | files, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT | files, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
 

@@ -1,13 +1,18 @@
+{{/* Start of all names: at most 30 characters. What is cut ends with a digest of the whole, so that two long names stay two. */}}
 {{- define "thermocline.fullname" -}}
-{{- default .Release.Name .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
+{{- $name := default .Release.Name .Values.fullnameOverride | replace "." "-" -}}
+{{- if gt (len $name) 30 -}}
+{{- $name = printf "%s-%s" ($name | trunc 23 | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "thermocline.selector" -}}
 app.kubernetes.io/name: thermocline
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
-thermocline/pool: {{ . }}
+thermocline/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -19,18 +24,18 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 
 {{- define "thermocline.image" -}}
-{{ .root.Values.image.registry }}/thermocline-{{ .process }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}{{ .suffix }}
+{{ printf "%s/thermocline-%s:%s%s" .root.Values.image.registry .process (default .root.Chart.AppVersion .root.Values.image.tag) .suffix | quote }}
 {{- end -}}
 
 {{/* What every pod says: no token of the API server, no root, no privilege. */}}
 {{- define "thermocline.pod" -}}
-serviceAccountName: {{ include "thermocline.fullname" . }}
+serviceAccountName: {{ include "thermocline.fullname" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 securityContext:
@@ -70,8 +75,8 @@ securityContext:
 - name: THERMOCLINE_NATS_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ $broker.secretName }}
-      key: {{ ternary .process $broker.secretKey $broker.perProcess }}
+      name: {{ $broker.secretName | quote }}
+      key: {{ ternary .process $broker.secretKey $broker.perProcess | quote }}
 {{- end }}
 {{- with $broker.tls }}
 {{- if .secretName }}
@@ -109,7 +114,7 @@ securityContext:
       {{- with .Values.broker.tls }}
       {{- if .secretName }}
       - secret:
-          name: {{ .secretName }}
+          name: {{ .secretName | quote }}
           items:
             - {key: ca.crt, path: ca.crt}
             {{- if .clientCertificate }}
@@ -121,9 +126,9 @@ securityContext:
       {{- with .Values.broker.credentials }}
       {{- if .secretName }}
       - secret:
-          name: {{ .secretName }}
+          name: {{ .secretName | quote }}
           items:
-            - {key: {{ .secretKey }}, path: user.creds}
+            - {key: {{ .secretKey | quote }}, path: user.creds}
       {{- end }}
       {{- end }}
 {{- end }}
@@ -134,10 +139,15 @@ securityContext:
 {{- ternary "https" "http" (ne .Values.gateway.tls.secretName "") -}}
 {{- end -}}
 
+{{/* Its number in the container; the service has gateway.service.port. */}}
+{{- define "thermocline.apiPortNumber" -}}
+8000
+{{- end -}}
+
 {{- define "thermocline.modelMount" -}}
 {{- if .Values.model.volume }}
 - name: models
-  mountPath: {{ .Values.model.mountPath }}
+  mountPath: {{ .Values.model.mountPath | quote }}
   readOnly: true
 {{- end }}
 {{- end -}}
@@ -164,7 +174,7 @@ securityContext:
 {{- define "thermocline.commonVolumes" -}}
 - name: settings
   configMap:
-    name: {{ include "thermocline.fullname" . }}
+    name: {{ include "thermocline.fullname" . | quote }}
 - name: tmp
   emptyDir: {}
 - name: cache
@@ -236,30 +246,18 @@ tolerations:
 {{/* A pool with its defaults filled in, as JSON. */}}
 {{- define "thermocline.pool" -}}
 {{- $pool := mergeOverwrite (deepCopy .root.Values.poolDefaults) .pool -}}
-{{- if and (eq $pool.device "cuda") (ne (int $pool.workers) 1) -}}
-{{- fail (printf "pool %s: a pod with CUDA has one worker, because it claims the GPUs of one" $pool.name) -}}
-{{- end -}}
-{{- if and (eq $pool.device "cuda") (eq $pool.gpu.sharing "claim") (semverCompare "<1.34.0-0" (default .root.Capabilities.KubeVersion.Version .root.Values.kubeVersion)) -}}
-{{- fail (printf "pool %s: claiming a GPU for a pod needs Kubernetes 1.34; set gpu.sharing to visible on machines with as many GPUs as a worker takes" $pool.name) -}}
-{{- end -}}
-{{- if and $pool.disk.enabled (gt (int $pool.disk.kvGib) (int $pool.disk.claimGib)) -}}
-{{- fail (printf "pool %s: disk.kvGib is more than disk.claimGib holds" $pool.name) -}}
-{{- end -}}
-{{- if gt (int $pool.share.firstPort) (int $pool.share.lastPort) -}}
-{{- fail (printf "pool %s: share.firstPort is above share.lastPort" $pool.name) -}}
-{{- end -}}
 {{- toJson $pool -}}
 {{- end -}}
 
 {{/* Pods that read one another's host memory by one engine. */}}
 {{- define "thermocline.sharing" -}}
 app.kubernetes.io/name: thermocline
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 thermocline/shares: {{ .engine }}
 {{- end -}}
 
 {{/* Pods of the servers that this chart installs. */}}
 {{- define "thermocline.natsSelector" -}}
 app.kubernetes.io/name: nats
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
