@@ -19,7 +19,7 @@ from services.scheduler.core.cache.eviction.policy import Moment, Policy
 from services.scheduler.core.cache.holdings import written
 from services.scheduler.core.cache.labels import NARROW_BYTES
 from services.scheduler.core.cache.prefix_tree import Node
-from shared.errors import InvariantViolated
+from shared.errors import InvalidRequest, InvariantViolated
 from thermocline.trace.format import BLOCK_TOKENS, read_trace
 
 ANSWER_TOKEN_NS = 30_000_000
@@ -67,15 +67,22 @@ class BlockRequests:
 
 
 def read_blocks(path: Path) -> list[BlockRequest]:
-    """The requests of a trace in the Mooncake format. Raises InvalidRequest naming the line that is malformed."""
+    """The requests of a trace in the Mooncake format, at least one.
+
+    Raises InvalidRequest, which names the line that is malformed, and for blocks of another size than 512 tokens.
+    """
     found = BlockRequests()
     for request in read_trace(path):
+        if request.block_tokens != BLOCK_TOKENS:
+            raise InvalidRequest(f"{path} has blocks of {request.block_tokens} tokens; here they have {BLOCK_TOKENS}")
         found.append(
             request.hash_ids,
-            time_ns=request.timestamp * 1_000_000,
+            time_ns=round(request.timestamp * 1_000_000),
             prompt_tokens=request.input_length,
             answer_tokens=request.output_length,
         )
+    if not found.requests:
+        raise InvalidRequest(f"{path} holds no request")
     return found.requests
 
 

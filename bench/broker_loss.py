@@ -33,7 +33,7 @@ from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
 KINDS = ("metadata", "inputs")
-STREAMS = 4  # Inputs, outputs, snapshots and records.
+STREAMS = 6  # Inputs, outputs, snapshots, records, kept responses and answers.
 MEASURES = ("longest_pause", "answered", "calm_pause")
 CALM_S = 2.0
 AFTER_S = 1.0

@@ -14,11 +14,13 @@ the ideal cell wherever it goes, so that a cell is chosen by chance, by the requ
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -28,6 +30,8 @@ from bench.cells_model import Routers, Run, Simple, found_by_one, heads_of, simu
 from bench.held_out import BLOCK_TOKENS, SPENT_SEEDS, is_held_out, requests_of
 from services.gateway.prompt_heads import Head
 from services.gateway.router.choice import Rules
+from shared.arguments import whole_number
+from shared.errors import InvalidRequest
 from thermocline.simulate.workloads import WORKLOADS
 from thermocline.trace.format import BLOCK_TOKENS as TRACE_BLOCK_TOKENS
 
@@ -124,7 +128,8 @@ def measure(requests: Sequence[BlockRequest], block_tokens: int, counts: Sequenc
 
 
 def _row(way: str, cells: int, run: Run, ideal: Run) -> dict[str, Any]:
-    row = {"way": way, "cells": cells, **msgspec.to_builtins(run), "hits_of_ideal": run.hit_ratio / ideal.hit_ratio}
+    hits_of_ideal = run.hit_ratio / ideal.hit_ratio if ideal.hit_ratio else 1.0  # Where no cell finds anything.
+    row = {"way": way, "cells": cells, **msgspec.to_builtins(run), "hits_of_ideal": hits_of_ideal}
     del row["work_s"]
     print(
         f"  {way:<19} {cells:>3} cells  hits {run.hit_ratio:.4f} ({row['hits_of_ideal']:.3f} of ideal)  imbalance "
@@ -135,9 +140,41 @@ def _row(way: str, cells: int, run: Run, ideal: Run) -> dict[str, Any]:
     return row
 
 
+def counts_of(text: str) -> list[int]:
+    """The numbers of cells that a command line names. Ends the process with exit code 2 for others."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        _refuse(f"--cells {text!r}: wanted positive numbers with commas between them")
+    return [int(part) for part in parts]
+
+
+def _requests(options: argparse.Namespace) -> list[BlockRequest]:
+    """The requests of the copies. Ends the process with exit code 2 where there are none, or they give no rate."""
+    if options.trace is None:
+        return copies_of_family(options.family, options.requests, held_out=options.held_out)
+    try:
+        requests = read_blocks(options.trace)
+    except InvalidRequest as fault:
+        _refuse(str(fault))
+    found = copies_of_trace(requests, options.copies, options.seed)
+    if found[-1].time_ns == found[0].time_ns:
+        _refuse(f"the requests of {options.trace} all come at once, so no rate follows from them")
+    return found
+
+
+def _refuse(fault: str) -> NoReturn:
+    print(f"cells: {fault}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def aims(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of all numbers of cells beside what is aimed at: within a tenth of the ideal cell."""
+    """The worst of all numbers of cells beside what is aimed at: within a tenth of the ideal cell.
+
+    Empty where there was only one cell.
+    """
     ours = [row for row in rows if row["way"] == OURS and row["cells"] > 1]
+    if not ours:
+        return {}
     return {
         "hits of the router over one ideal cell": _aim(min(row["hits_of_ideal"] for row in ours)),
         "mean work of a cell over the busiest's": _aim(min(1 / (1 + row["imbalance"]) for row in ours)),
@@ -156,16 +193,12 @@ def main() -> None:
     what.add_argument("--family", choices=tuple(WORKLOADS))
     parser.add_argument("--held-out", action="store_true", help="the report: only seeds that are held out")
     parser.add_argument("--cells", default="1,4,16,64")
-    parser.add_argument("--copies", type=int, default=4, help="of the trace")
-    parser.add_argument("--requests", type=int, default=40_000, help="of a family")
+    parser.add_argument("--copies", type=whole_number(10_000), default=4, help="of the trace")
+    parser.add_argument("--requests", type=whole_number(10**9), default=40_000, help="of a family")
     options = parser.parse_args()
-    if options.trace is not None:
-        name, block_tokens = "trace", TRACE_BLOCK_TOKENS
-        requests = copies_of_trace(read_blocks(options.trace), options.copies, options.seed)
-    else:
-        name, block_tokens = options.family, BLOCK_TOKENS
-        requests = copies_of_family(options.family, options.requests, held_out=options.held_out)
-    found = measure(requests, block_tokens, [int(text) for text in options.cells.split(",")], options.seed)
+    counts, requests = counts_of(options.cells), _requests(options)
+    name, block_tokens = ("trace", TRACE_BLOCK_TOKENS) if options.trace is not None else (options.family, BLOCK_TOKENS)
+    found = measure(requests, block_tokens, counts, options.seed)
     results = {
         "workload": name,
         "held_out": options.held_out,

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from bench import results_file
+from shared.arguments import whole_number
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import BUNDLED_MODEL, SupervisorConfig
 from thermocline.supervisor.ports import free_port
@@ -120,8 +121,8 @@ async def converse(pick: Callable[[], tuple[str, str]], conversations: int, seed
 
 def main() -> None:
     parser = results_file.arguments(__doc__, "--seed", "--out")
-    parser.add_argument("--cells", type=int, default=3)
-    parser.add_argument("--conversations", type=int, default=24)
+    parser.add_argument("--cells", type=whole_number(64), default=3)
+    parser.add_argument("--conversations", type=whole_number(100_000), default=24)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with cells(options.cells) as made:

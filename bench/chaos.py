@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     flags = sys.argv[1:] if argv is None else argv
     with tempfile.TemporaryDirectory() as folder:
         figures_file = Path(folder) / "figures.json"
-        exit_code = chaos([*flags, "--json", str(figures_file)])
+        exit_code = chaos([*flags, "--out", str(figures_file)])
         if figures_file.exists():
             figures = json.loads(figures_file.read_text(encoding="utf-8"))
             name = "chaos" if figures["faults"] else "chaos_soak"

@@ -45,7 +45,7 @@ from bench.million_nodes import (
 )
 from bench.node_account import account
 from services.scheduler import core
-from services.scheduler.apart import Apart, trim_heap
+from services.scheduler.apart import Apart
 from services.scheduler.core.cache.eviction import POLICIES
 from services.scheduler.core.cache.eviction_orders import renew_orders
 from services.scheduler.core.cache.insertion import publish_final
@@ -54,6 +54,7 @@ from services.scheduler.core.cache.residency import drop_device, split_node
 from services.scheduler.core.cache.victims import take_device_victim
 from services.scheduler.core.request import Request
 from services.scheduler.core.state import Worker
+from services.scheduler.heap import trim_heap
 from shared.messages.cell_events import CellConfig, CellConfigured, FlushCache, StorageLost, TimerFired, WorkerLost
 
 PROMPT_TOKENS = 131_072

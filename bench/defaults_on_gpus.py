@@ -5,7 +5,7 @@ the check of the weights (``services.worker.engine.gpu_needs``), the room on a G
 and the lines that ``up`` prints. Imagined are the machine, and the peak of the largest prefill, which a real GPU
 measures and ``ModelShape.prefill_bytes`` estimates here.
 
-Usage: ``python -m bench.defaults_on_gpus`` (writes bench/results/defaults_on_gpus.json)
+Usage: ``python -m bench.defaults_on_gpus`` (writes bench/results/defaults_on_gpus.json, or ``--out``)
 """
 
 from __future__ import annotations
@@ -197,12 +197,13 @@ def _advised(text: str, machine: Machine) -> list[str]:
 
 
 def main() -> None:
+    options = results_file.arguments(__doc__, "--out").parse_args()
     rows = table()
     for each in rows:
         print(
             each["machine"], each["shm_bytes"] // MIB, each["model"], *each["flags"], each["refused"] or each["lines"]
         )
-    results_file.write("defaults_on_gpus", {"context_bytes": CONTEXT_BYTES, "rows": rows}, seed=0)
+    results_file.write("defaults_on_gpus", {"context_bytes": CONTEXT_BYTES, "rows": rows}, seed=0, out=options.out)
 
 
 if __name__ == "__main__":

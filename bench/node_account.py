@@ -19,9 +19,9 @@ import msgspec
 import services.scheduler.policies  # noqa: F401  The default policy is one of them.
 from bench import core_steps
 from bench.million_nodes import million_nodes, resident_bytes
-from services.scheduler.apart import trim_heap
 from services.scheduler.core.cache.prefix_tree import Node
 from services.scheduler.core.cache.residency import host_pool
+from services.scheduler.heap import trim_heap
 
 if TYPE_CHECKING:
     from services.scheduler.core.state import CellState

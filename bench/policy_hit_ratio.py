@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import services.scheduler.policies  # noqa: F401  To be compared.
 from bench import results_file
@@ -178,7 +178,7 @@ def _capacities(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _refuse(fault: str) -> None:
+def _refuse(fault: str) -> NoReturn:
     print(f"policy_hit_ratio: {fault}", file=sys.stderr)
     raise SystemExit(2)
 

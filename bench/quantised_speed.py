@@ -1,12 +1,14 @@
 """Models of codes on a CPU beside the same model in bfloat16, and beside llama.cpp's quantised files of it.
 
-    python -m bench.quantised_speed [--threads 2] [--rounds 5] [--llama-bench PROGRAM] [--folder DIR] [--save]
+    python -m bench.quantised_speed [--model 428m] [--threads 2] [--rounds 5] [--llama-bench PROGRAM] [--folder DIR]
+        [--save]
 
-A Llama of 428M parameters with random weights is quantised by rounding to nearest: to int8 with a scale for each output
-and for each 32 inputs, and to int4 for each 128 and 32. All are loaded in one process. A round measures each once, in
-an order that turns from round to round; figures are medians over rounds, ratios medians of the rounds' ratios, above 1
-where a model is faster than bfloat16. Decode is the median step behind 512 tokens, prefill the time to the first token
-of 512. The embedding, which is the head too, stays bfloat16.
+A Llama of 428M parameters with random weights (or of 1.1B, whose results go to a file of their own) is quantised by
+rounding to nearest: to int8 with a scale for each output and for each 32 inputs, and to int4 for each 128 and 32. All
+are loaded in one process. A round measures each once, in an order that turns from round to round; figures are medians
+over rounds, ratios medians of the rounds' ratios, above 1 where a model is faster than bfloat16. Decode is the median
+step behind 512 tokens, prefill the time to the first token of 512. The embedding, which is the head too, stays
+bfloat16.
 
 With ``--llama-bench`` that program of llama.cpp measures the same weights in BF16, Q8_0 and Q4_0 (32 inputs a scale),
 one process a figure and round, between ours. Its embedding is Q8_0 in both. Needs the package gguf.
@@ -35,7 +37,10 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.probe import find_planes
 from services.worker.kv.device_pool import DevicePool
 
-SHAPE = {"heads": 24, "kv_heads": 8, "layers": 16}
+SHAPES = {
+    "428m": {"heads": 24, "kv_heads": 8, "layers": 16},
+    "1.1b": {"heads": 36, "kv_heads": 12, "layers": 18},
+}
 KINDS: dict[str, tuple[int, int | None]] = {
     "int8": (8, None),
     "int8_group32": (8, 32),
@@ -58,11 +63,11 @@ many bits a weight.
 """
 
 
-def models(folder: Path, kinds: Sequence[str]) -> dict[str, Path]:
+def models(folder: Path, shape: dict[str, int], kinds: Sequence[str]) -> dict[str, Path]:
     """The checkpoints by kind, bfloat16 first; those that ``folder`` has are not made again."""
     plain = folder / "bfloat16"
     if not plain.exists():
-        make_model(plain, seed=SEED, **SHAPE)
+        make_model(plain, seed=SEED, **shape)
     for name in kinds:
         if not (folder / name).exists():
             bits, group = KINDS[name]
@@ -73,8 +78,8 @@ def models(folder: Path, kinds: Sequence[str]) -> dict[str, Path]:
 class Ours:
     """The runners, one for each kind, over one shape."""
 
-    def __init__(self, folder: Path, threads: int, kinds: Sequence[str]) -> None:
-        paths = models(folder, kinds)
+    def __init__(self, folder: Path, shape: dict[str, int], threads: int, kinds: Sequence[str]) -> None:
+        paths = models(folder, shape, kinds)
         pages = max(BATCHES) * -(-(CONTEXT + STEPS + 2) // 16)
         self.plain = paths["bfloat16"]
         torch.set_num_threads(threads)
@@ -172,8 +177,10 @@ def reached(decode: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def run(folder: Path, threads: int, rounds: int, kinds: Sequence[str], llama_bench: Path | None) -> dict[str, Any]:
-    ours = Ours(folder, threads, kinds)
+def run(
+    folder: Path, shape: dict[str, int], threads: int, rounds: int, kinds: Sequence[str], llama_bench: Path | None
+) -> dict[str, Any]:
+    ours = Ours(folder, shape, threads, kinds)
     peers: dict[str, dict[str, Measure]] = {}
     if llama_bench is not None:
         peers = llama_measures(llama_bench, ours.plain, folder, threads)
@@ -186,7 +193,7 @@ def run(folder: Path, threads: int, rounds: int, kinds: Sequence[str], llama_ben
     finally:
         ours.close()
     return {
-        "shape": SHAPE,
+        "shape": shape,
         "dtype": "bfloat16",
         "threads": threads,
         "rounds": rounds,
@@ -200,6 +207,7 @@ def run(folder: Path, threads: int, rounds: int, kinds: Sequence[str], llama_ben
 
 def main(argv: list[str] | None = None) -> int:
     parser = results_file.arguments(__doc__, "--save")
+    parser.add_argument("--model", choices=list(SHAPES), default="428m", help="the size of the model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
@@ -207,12 +215,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="keep the models there, and use those that are there")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        results = run(
-            options.folder or Path(scratch), options.threads, options.rounds, options.kinds, options.llama_bench
-        )
+        folder = (options.folder or Path(scratch)) / options.model
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = SHAPES[options.model]
+        results = run(folder, shape, options.threads, options.rounds, options.kinds, options.llama_bench)
     sys.stdout.write(json.dumps(results, indent=1) + "\n")
     if options.save:
-        results_file.write("quantised_speed", results, seed=SEED)
+        name = "quantised_speed" if options.model == "428m" else f"quantised_speed_{options.model}"
+        results_file.write(name, results, seed=SEED)
     return 0
 
 

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from services.worker.importance.key_codes import rounded
+from shared.messages.sparse_reads import code_bytes
+
 
 class StoredPrefix:
-    """KV held token by token outside of any pool, with the probe heads' keys stored a second time, apart from the rest,
-    so that reading them touches nothing else (IMPRESS 6.5).
+    """KV held token by token outside of any pool, with the probe heads' keys stored a second time, apart from the rest
+    and rounded, so that reading them touches nothing else (IMPRESS 6.5).
     """
 
     def __init__(self, kv: torch.Tensor, probe_heads: Sequence[int], start: int = 0) -> None:
@@ -18,16 +21,19 @@ class StoredPrefix:
         self.kv_heads = kv.shape[3]
         self.token_bytes = 2 * kv.shape[3] * kv.shape[4] * kv.element_size()
         self._kv = kv
-        self._apart = {head: kv[:, 0, :, head].contiguous() for head in probe_heads}
+        self._apart = {head: rounded(kv[:, 0, :, head]) for head in probe_heads}
 
-    def keys(self, layer: int, heads: Sequence[int], start: int, end: int) -> torch.Tensor:
-        rows = slice(start - self.start, end - self.start)
+    def probe_keys(self, layer: int, heads: Sequence[int], start: int, layers: int = 1) -> tuple[torch.Tensor, int]:
+        """Of heads that are apart, rounded."""
+        rows = slice(start - self.start, None)
+        if all(head in self._apart for head in heads):
+            keys = torch.stack([self._apart[head][layer, rows] for head in heads])
+            return keys, keys[..., 0].numel() * code_bytes(keys.shape[-1])
+        keys = torch.stack([self._kv[layer, 0, rows, head] for head in heads])
+        return keys, keys.nbytes
 
-        def of(head: int) -> torch.Tensor:
-            apart = self._apart.get(head)
-            return self._kv[layer, 0, rows, head] if apart is None else apart[layer, rows]
-
-        return torch.stack([of(head) for head in heads])
+    def keys(self, layer: int, start: int) -> torch.Tensor:
+        return self._kv[layer, 0, start - self.start :].transpose(0, 1)
 
     def prefetch_keys(self, layer: int, layers: int, heads: Sequence[int], start: int) -> bool:
         """They are here."""

@@ -35,7 +35,7 @@ TINY_POINTS = [(2, 40)]
 SHARED_POINTS = [(16, 16_384), (64, 4096)]
 """(requests, tokens of a document that is all that they have in common but one page)."""
 
-TINY_SHARED_POINTS = [(9, 600)]
+TINY_SHARED_POINTS = [(5, 1040)]
 
 
 class PlayedCapture:

@@ -17,14 +17,14 @@ _cuda: Any = torch.cuda  # Streams and events have no types.
 
 
 def device_seconds(work: Callable[[], object], rounds: int, device: torch.device) -> float:
-    """Median of what ``work`` takes on the device, after one run that is not counted.
+    """Median of what ``work`` takes on the device, after one run that is not counted; a processor does it once.
 
     Before each run memory is overwritten, so that nothing is in a cache, and so that the device is busy while ``work``
     is being launched: what launching costs is not counted.
     """
-    work()
     if device.type != "cuda":
-        return statistics.median(_elapsed(work) for _ in range(rounds))
+        return _elapsed(work)
+    work()
     flushed = _flushed(device)
     times: list[float] = []
     for _ in range(rounds):
@@ -39,12 +39,15 @@ def device_seconds(work: Callable[[], object], rounds: int, device: torch.device
 
 
 def wall_seconds(work: Callable[[], object], rounds: int, device: torch.device) -> float:
-    """Median of what ``work`` takes from its call until the device is done, launching included."""
+    """Median of what ``work`` takes from its call until the device is done, launching included; a processor does
+    it once.
+    """
+    if device.type != "cuda":
+        return _elapsed(work)
 
     def whole() -> None:
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
 
     whole()
     return statistics.median(_elapsed(whole) for _ in range(rounds))

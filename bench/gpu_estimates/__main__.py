@@ -1,4 +1,4 @@
-"""Usage: ``python -m bench.gpu_estimates`` (writes bench/results/gpu_estimates.json). Needs no GPU."""
+"""Usage: ``python -m bench.gpu_estimates`` (writes bench/results/gpu_estimates.json, or ``--out``). Needs no GPU."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def vllm() -> dict[str, Any]:
 
 
 def main() -> None:
+    options = results_file.arguments(__doc__, "--out").parse_args()
     rows = table(evidence(results_file.RESULTS / "gpu.json"), results_file.RESULTS)
     for row in rows:
         ends = "" if row.low is None or row.high is None else f"({row.low:.4g} to {row.high:.4g})"
@@ -56,7 +57,7 @@ def main() -> None:
         "aims": [asdict(each) for each in TARGETS],
         "rows": [asdict(row) for row in rows],
     }
-    results_file.write("gpu_estimates", results, seed=0)
+    results_file.write("gpu_estimates", results, seed=0, out=options.out)
 
 
 if __name__ == "__main__":

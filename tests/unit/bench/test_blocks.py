@@ -132,6 +132,29 @@ def test_malformed_line_is_named(tmp_path: Path) -> None:
         read_blocks(path)
 
 
+def test_blocks_of_another_size_are_refused(tmp_path: Path) -> None:
+    """The figures of this cache are in blocks of one size."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 3, "input_length": 20, "output_length": 1, "hash_ids": [5, 6], "block_tokens": 16}\n'
+    )
+
+    with pytest.raises(InvalidRequest, match="has blocks of 16 tokens; here they have 512"):
+        read_blocks(path)
+
+
+def test_a_prompt_without_a_named_block_hits_nothing(tmp_path: Path) -> None:
+    """It is shorter than a block, and its time may have parts of milliseconds."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0.5, "input_length": 20, "output_length": 1, "hash_ids": []}\n')
+    (request,) = read_blocks(path)
+
+    assert tuple(request) == ([], 500_000, 20, 1)
+    for name in POLICIES:
+        cache = BlockCache(make_policy(name, 4 * 512, CellConfig()), 4, ExactHotness())
+        assert [cache.ask(request) for _ in range(2)] == [0, 0]
+
+
 def test_filter_and_exact_counts_agree_on_a_small_run() -> None:
     """With few prefixes the cuckoo filter mistakes none, so the policy that asks it evicts the same."""
     figures = []
