@@ -34,14 +34,16 @@ from shared.memory import unlink_all
 from shared.messages.cell_events import FlushCache
 from shared.messages.pools import HIDDEN
 from shared.messages.status import CellStatus, GetInventory, Inventory
-from tests.idle import ask_status, hears_of_chunks, settled
+from tests.idle import ask_status, hears_of_chunks, settled, status_from
 from tests.run_name import RUN
 from thermocline.supervisor.ports import free_port
 
 READY_S = 120.0
 IDLE_S = 60.0
-LEAD_MS = 10_000
-"""One loop runs everything here, and it may stand still for longer than a scheduler's own loop ever does."""
+CALL_S = 60.0
+"""Of calls to processes that are there: a bound for a machine that has much else to do."""
+UNHURRIED = {"lead_ms": 10_000, "heartbeat_lost_ms": 3_600_000}
+"""One loop runs everything here, and it may stand still for longer than a process's own loop ever does."""
 
 
 @dataclass
@@ -58,17 +60,23 @@ class Cell:
 
     async def status(self) -> CellStatus:
         """What the scheduler thinks."""
-        return await ask_status(self.bus)
+        return await status_from(self.bus)
 
     async def inventory(self, worker_id: str = "worker-0") -> Inventory:
         """What a worker really did."""
         subject = subjects.rpc("worker", "inventory", worker_id)
-        return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
+        return decode(await self.bus.call(subject, encode(GetInventory()), timeout_s=CALL_S), Inventory)
 
     async def storage_inventory(self) -> Inventory:
         """What the storage holds and did."""
         subject = subjects.rpc("storage", "inventory", "storage-0")
-        return decode(await self.bus.call(subject, encode(GetInventory())), Inventory)
+        return decode(await self.bus.call(subject, encode(GetInventory()), timeout_s=CALL_S), Inventory)
+
+    async def knows_of(self, requests: int) -> None:
+        """Wait until the scheduler has so many requests, queued or running; they may not end meanwhile."""
+        async with asyncio.timeout(IDLE_S):
+            while (status := await self.status()).queued + status.running < requests:
+                await asyncio.sleep(0.01)
 
     async def hears_of_chunks(self, count: int) -> None:
         """See :func:`tests.idle.hears_of_chunks`."""
@@ -134,9 +142,7 @@ async def running_cell(
     parts: dict[str, tuple[Any, Any]] = {
         "scheduler": (
             scheduler.run,
-            SchedulerConfig(
-                **common, **({"check_invariants_every": 1, "lead_ms": LEAD_MS} | (scheduler_settings or {}))
-            ),
+            SchedulerConfig(**common, **({"check_invariants_every": 1} | UNHURRIED | (scheduler_settings or {}))),
         ),
         "storage": (
             storage.serve,
@@ -162,11 +168,15 @@ async def running_cell(
     http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, verify=False)
     cell = Cell(str(http.base_url), bus, http, model.name, prefix)
     try:
+        host_pools, joined = int((scheduler_settings or {}).get("host_tier", True)), 0
         for name, (serve, settings) in parts.items():
             cell.lives[name] = Lifecycle()
             cell.tasks[name] = asyncio.create_task(serve(settings, cell.lives[name]), name=name)
-        host_pools = 1 if (scheduler_settings or {}).get("host_tier", True) else 0
-        await _ready(cell, workers, workers + host_pools)
+            if name.startswith("worker"):
+                # One after another: to load a model changes settings of torch, and reads Python's sources by its
+                # parser, none of which two threads may do at once.
+                joined += 1
+                await _ready(cell, joined, joined + host_pools)
         yield cell
         await cell.settle()
     finally:

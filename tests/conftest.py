@@ -19,6 +19,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["THERMOCLINE_MEASURE_AT_START"] = "false"
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.guard import Guard, processes_of, remove_segments, segments_of
@@ -128,3 +129,12 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A running nats-server of this test's own, with no streams yet, which the test may kill and start again."""
     with NatsServer(tmp_path / "nats") as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that a test calls may set up logging for the process, into a stream that is closed behind the test."""
+    before = structlog.get_config()
+    yield
+    if structlog.get_config() != before:
+        structlog.configure(**before)

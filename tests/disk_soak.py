@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -114,7 +115,9 @@ class Soak:
         kind = self._chance.choice(["nothing", "dead", "damaged", "torn", "deleted", "unreadable"])
         if kind == "dead" and len(self._dead) < DIRECTORIES - 1:
             self._dead[self._chance.choice(self._paths)] = self._chance.randint(1, 4)
-        files = sorted(file for path in self._paths for file in Path(path).glob("chunks/*/*/*/*.chunk"))
+        # Directories go with their last chunk meanwhile, which only this way of listing passes over.
+        found = (each for path in self._paths for each in os.walk(os.path.join(path, "chunks")))
+        files = sorted(Path(folder, name) for folder, _, names in found for name in names if name.endswith(".chunk"))
         if kind in ("damaged", "torn", "deleted", "unreadable") and files:
             self._spoil(self._chance.choice(files), kind)
         self.outcome.count(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from shared import subjects
@@ -12,35 +13,42 @@ from shared.codec import decode, encode
 from shared.errors import Unavailable
 from shared.messages.status import CellStatus, GetStatus
 
+ANSWERS_S = 120.0
+"""Longest wait for a scheduler that answers."""
+
 
 async def ask_status(bus: Bus) -> CellStatus:
     """What the scheduler thinks. Raises Unavailable when none answers."""
     return decode(await bus.call(subjects.rpc("scheduler", "status"), encode(GetStatus())), CellStatus)
 
 
+async def status_from(bus: Bus) -> CellStatus:
+    """The same, once a scheduler answers: on busy cores one may lose the lead for a moment, and one may be starting."""
+    async with asyncio.timeout(ANSWERS_S):
+        while True:
+            with contextlib.suppress(Unavailable):
+                return await ask_status(bus)
+            await asyncio.sleep(0.02)
+
+
 async def status_at(nats_url: str) -> CellStatus:
     """The same over a connection of its own."""
     bus = await connect((nats_url,), "test")
     try:
-        return await ask_status(bus)
+        return await status_from(bus)
     finally:
         await bus.close()
 
 
 async def settled(
-    status_of: Callable[[], Awaitable[CellStatus | None]], *, workers: int | None = None, timeout_s: float = 60.0
+    status_of: Callable[[], Awaitable[CellStatus]], *, workers: int | None = None, timeout_s: float = 60.0
 ) -> CellStatus:
     """Wait until nothing runs, waits or moves (and all ``workers`` are there); then free + cached = total in every
-    pool. ``status_of`` may give None, or raise Unavailable, while no scheduler answers.
+    pool.
     """
-    status: CellStatus | None = None
     async with asyncio.timeout(timeout_s):
-        while status is None or not _is_idle(status, workers):
+        while not _is_idle(status := await status_of(), workers):
             await asyncio.sleep(0.02)
-            try:
-                status = await status_of()
-            except Unavailable:
-                status = None  # On busy cores a scheduler may lose the lead for a moment.
     for pool in status.pools:
         assert pool.free + pool.cached == pool.total, pool
     return status

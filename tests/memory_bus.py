@@ -20,6 +20,7 @@ from shared.bus.protocol import (
     Delivery,
     Handler,
     Hearer,
+    KeptRoom,
     Record,
     StreamInfo,
     StreamLimits,
@@ -87,6 +88,7 @@ class MemoryBroker:
         self._objects: dict[str, bytes] | None = None
         self.records: dict[str, Record] = {}
         self._record_revisions = 0
+        self._has_lost_store = False
         self._kept: dict[str, tuple[int, bytes]] = {}  # By name: when it was stored, and what. The oldest first.
         self._kept_limits: StreamLimits | None = None
         self.answers: dict[str, bytes] = {}
@@ -108,7 +110,13 @@ class MemoryBroker:
             raise TransportError(f"there is no stream {name}")
         return self._streams[name]
 
+    def lose_store(self) -> None:
+        """Start again on an empty disk: streams, buckets and records are gone until somebody makes them."""
+        self._streams, self._objects, self.records = {}, None, {}
+        self._record_revisions, self._has_lost_store = 0, True
+
     def ensure_streams(self, limits: StreamLimits) -> None:
+        self._has_lost_store = False
         self._streams.setdefault(subjects.INPUTS_STREAM, _Stream(subjects.INPUTS, limits))
         self._streams.setdefault(subjects.OUTPUTS_STREAM, _Stream(subjects.OUTPUTS, limits))
         if self._objects is None:
@@ -134,6 +142,13 @@ class MemoryBroker:
         self._kept = {name: entry for name, entry in self._kept.items() if entry[0] > oldest}
         return {name: data for name, (_, data) in self._kept.items()}
 
+    def kept_room(self) -> KeptRoom:
+        """How full it is."""
+        if self._kept_limits is None:
+            raise Unavailable("there is no bucket of kept answers")
+        limits, kept = self._kept_limits, self.kept_answers()
+        return KeptRoom(sum(map(len, kept.values())), limits.kept_bytes, len(kept), limits.kept_entries)
+
     def forget_answers(self, names: str) -> int:
         found = [name for name in self.kept_answers() if matches(names, name)]
         for name in found:
@@ -146,9 +161,14 @@ class MemoryBroker:
             raise TransportError(f"there is no bucket {subjects.SNAPSHOT_BUCKET}")
         return self._objects
 
+    def read_record(self, name: str) -> Record | None:
+        if self._has_lost_store:
+            raise Unavailable("the record bucket does not answer")
+        return self.records.get(name)
+
     def write_record(self, name: str, data: bytes, revision: int) -> int | None:
         """Compare and set; one count of revisions serves all names."""
-        known = self.records.get(name)
+        known = self.read_record(name)
         if revision != (known.revision if known is not None else 0):
             return None
         self._record_revisions += 1
@@ -406,7 +426,7 @@ class MemoryBus:
 
     async def read_record(self, name: str, *, timeout_s: float = 2.0) -> Record | None:
         self._require()
-        return self._broker.records.get(name)
+        return self._broker.read_record(name)
 
     async def write_record(self, name: str, data: bytes, *, revision: int, timeout_s: float = 2.0) -> int | None:
         self._require(data)
@@ -421,6 +441,10 @@ class MemoryBus:
     async def kept(self, name: str, *, timeout_s: float = 2.0) -> bytes | None:
         self._require()
         return self._broker.kept_answers().get(name)
+
+    async def kept_room(self, *, timeout_s: float = 2.0) -> KeptRoom:
+        self._require()
+        return self._broker.kept_room()
 
     async def forget(self, names: str, *, timeout_s: float = 2.0) -> int:
         self._require()

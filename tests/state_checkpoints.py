@@ -12,11 +12,13 @@ from typing import Any
 
 from transformers import (
     BambaConfig,
+    DeepseekV4Config,
     FalconH1Config,
     Lfm2Config,
     Mamba2Config,
     MambaConfig,
     Qwen3NextConfig,
+    Qwen4ExpTextConfig,
     RecurrentGemmaConfig,
     RwkvConfig,
     Zamba2Config,
@@ -47,21 +49,60 @@ _MAMBA = {
     "mamba_chunk_size": 16,
 }
 
+_OF_QWEN = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_next": lambda: Qwen3NextConfig(
         **_SHAPE,
+        **_OF_QWEN,
         num_hidden_layers=3,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
-        head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        linear_conv_kernel_dim=4,
-        num_experts=4,
+    ),
+    "qwen4_exp": lambda: Qwen4ExpTextConfig(
+        **_SHAPE,
+        **_OF_QWEN,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "indexed_attention", "linear_attention"],
+        indexer_n_heads=4,
+        indexer_kv_heads=1,
+        indexer_head_dim=16,
+        indexer_budget=16,
+        indexer_compress_ratio=4,
+        ple_layer_ids=[1],
+        heads_per_ngram=2,
+        ngram_vocab_size_base=50,
+        split_ngram_parts=1,
+    ),
+    "deepseek_v4": lambda: DeepseekV4Config(
+        **{name: value for name, value in _SHAPE.items() if name not in ("intermediate_size", "num_key_value_heads")},
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        mlp_layer_types=["hash_moe", "moe", "moe"],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        sliding_window=SLIDING_WINDOW,
+        head_dim=32,
+        partial_rotary_factor=0.25,
+        q_lora_rank=24,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=16,
+        index_head_dim=16,
+        index_topk=4,
+        n_routed_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
+        hc_mult=2,
     ),
     "bamba": lambda: BambaConfig(**_SHAPE, **_MAMBA, num_hidden_layers=3, attn_layer_indices=[1]),
     "falcon_h1": lambda: FalconH1Config(**_SHAPE, **_MAMBA, num_hidden_layers=2, mamba_d_ssm=128, head_dim=16),
@@ -117,7 +158,8 @@ _OF_MAMBA: dict[str, Any] = {
 STATE_FAMILIES = tuple(_CONFIGS)
 """Linear attention (qwen3_next), state-space models beside layers of attention (bamba), within them (falcon_h1),
 with attention that several layers share (zamba2) and alone (mamba, mamba2), short convolutions (lfm2),
-and modules that keep their states in ways of their own (recurrent_gemma, rwkv).
+modules that keep their states in ways of their own (recurrent_gemma, rwkv), and attention by code of its own beside
+states (qwen4_exp) or to compressed blocks (deepseek_v4).
 """
 
 

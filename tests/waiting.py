@@ -11,7 +11,7 @@ import httpx
 POLL_S = 0.005
 
 
-async def until(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(claim: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Return when ``claim`` holds; a test that waits in vain fails with TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not claim():

@@ -22,11 +22,10 @@ from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus
 from shared.codec import decode, encode
-from shared.errors import Unavailable
 from shared.memory import unlink_all
 from shared.memory.segment import SHM_DIRECTORY
 from shared.messages.status import CellStatus, GetInventory, Inventory
-from tests.idle import ask_status, settled
+from tests.idle import settled, status_from
 from tests.run_name import RUN
 from thermocline.client import Answer, stream_answer
 from thermocline.supervisor.ports import free_port
@@ -84,7 +83,8 @@ class Machines:
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
         common = ["--nats", ",".join(self.urls), "--log-level", "info"]
         place: list[str] = []
-        environment = dict(os.environ)
+        # Without it UCX also offers devices that other tests make and take away.
+        environment = dict(os.environ) | {"UCX_NET_DEVICES": "lo"}
         if self._networks is not None and on is not None:
             place = self._networks.command(on.name)
             environment |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE}
@@ -133,16 +133,13 @@ class Machines:
             device_kv_bytes=4_000_000,
         )
 
-    async def status(self) -> CellStatus | None:
-        try:
-            return await ask_status(self.bus)
-        except Unavailable:
-            return None  # It starts, or the broker elects a leader.
+    async def status(self) -> CellStatus:
+        return await status_from(self.bus)
 
     async def until(self, claim: Callable[[CellStatus], bool]) -> CellStatus:
         """Wait until the scheduler's status is so."""
         async with asyncio.timeout(READY_S):
-            while (status := await self.status()) is None or not claim(status):
+            while not claim(status := await self.status()):
                 await asyncio.sleep(0.05)
         return status
 
@@ -162,7 +159,8 @@ class Machines:
         subject = subjects.rpc("storage", "inventory", f"storage-{node.name}")
         async with asyncio.timeout(READY_S):
             while True:
-                counters = decode(await self.bus.call(subject, encode(GetInventory())), Inventory).counters
+                told = await self.bus.call(subject, encode(GetInventory()), timeout_s=READY_S)
+                counters = decode(told, Inventory).counters
                 moving = sum(count for name, count in counters.items() if name.endswith("_outstanding"))
                 if not moving and counters["chunks_uploaded"] >= DOCUMENT_TOKENS // 64:
                     return

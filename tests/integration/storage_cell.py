@@ -280,9 +280,8 @@ class StorageCell:
         )
 
     async def inventory(self) -> Inventory:
-        return decode(
-            await self.bus.call(subjects.rpc("storage", "inventory", "s0"), encode(GetInventory())), Inventory
-        )
+        subject = subjects.rpc("storage", "inventory", "s0")
+        return decode(await self.bus.call(subject, encode(GetInventory()), timeout_s=TIMEOUT_S), Inventory)
 
     async def verify(self, call: VerifyChunks) -> ChunksVerified:
         answer = await self.bus.call(subjects.rpc("storage", "verify", "s0"), encode(call), timeout_s=TIMEOUT_S)
@@ -368,10 +367,10 @@ async def running_storage(
         await cell.stop()
 
 
-async def make_pools(cell: StorageCell, prefix: str) -> None:
+async def make_pools(cell: StorageCell, prefix: str, **order: bool) -> None:
     """Order a host pool, and attach a worker's device pool of random bytes."""
     geometry = cell.geometry
-    await cell.order(CreateHostPool(geometry=geometry))
+    await cell.order(CreateHostPool(geometry=geometry, **order))
     created = await cell.event(HostPoolCreated)
     assert created.handle is not None
     cell.host = HostPoolView.attach(created.handle)

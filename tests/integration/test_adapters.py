@@ -18,6 +18,7 @@ from services.gateway.tenants import Tenant
 from tests.adapters import ATTENTION, MLP, make_adapter, merged_model
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.held_steps import held_steps
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
@@ -149,15 +150,17 @@ async def test_adapters_come_and_go_under_load(models: Models, nats_server: Nats
         again = await post(cell, "/v1/load_lora_adapter", lora_name="tuned", lora_path=str(models.folders[TWO]))
         assert again.json()["error"]["code"] == "adapter_exists"
         prompt = models.question(ONE)
-        running = asyncio.create_task(cell.complete(prompt, tokens, model="tuned", ignore_eos=True))
-        while not (await cell.status()).adapters[0].requests:
-            await asyncio.sleep(0.01)
+        with held_steps():
+            running = asyncio.create_task(cell.complete(prompt, tokens, model="tuned", ignore_eos=True))
+            while not (await cell.status()).adapters[0].requests:
+                await asyncio.sleep(0.01)
 
-        gone = await post(cell, "/v1/unload_lora_adapter", lora_name="tuned")
-        assert gone.text == "Success: LoRA adapter 'tuned' removed successfully."
-        late = await cell.http.post("/v1/completions", json={"model": "tuned", "prompt": prompt, "max_tokens": 1})
-        assert late.status_code == httpx.codes.NOT_FOUND
-        assert (await post(cell, "/v1/unload_lora_adapter", lora_name="tuned")).status_code == httpx.codes.NOT_FOUND
+            gone = await post(cell, "/v1/unload_lora_adapter", lora_name="tuned")
+            assert gone.text == "Success: LoRA adapter 'tuned' removed successfully."
+            late = await cell.http.post("/v1/completions", json={"model": "tuned", "prompt": prompt, "max_tokens": 1})
+            assert late.status_code == httpx.codes.NOT_FOUND
+            again = await post(cell, "/v1/unload_lora_adapter", lora_name="tuned")
+            assert again.status_code == httpx.codes.NOT_FOUND
         answer = await running
         assert len(answer["choices"][0]["token_ids"]) == tokens
         assert answer["choices"][0]["token_ids"][:ANSWER_TOKENS] == models.answer(ONE, prompt)

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from shared import subjects
 from shared.bus.nats_bus import connect
 from shared.bus.protocol import Bus, Delivery, StreamLimits
 from shared.errors import ConfigError, Unavailable
+from shared.metrics import REGISTRY
 from tests.nats_server import NatsServer
 from tests.waiting import until
 from thermocline.broker.permissions import Permissions
-from thermocline.broker.users import User, authorization_text, cell_users, quoted
+from thermocline.broker.quoting import nats_quoted
+from thermocline.broker.users import User, authorization_text, cell_users
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +45,7 @@ def url(server: NatsServer, user: str) -> str:
 
 
 def served_with(folder: Path, users: tuple[User, ...]) -> NatsServer:
-    passwords = {user.name: quoted(user.name[::-1]) for user in users}
+    passwords = {user.name: nats_quoted(user.name[::-1]) for user in users}
     return NatsServer(folder, config=authorization_text(users, passwords))
 
 
@@ -228,7 +231,7 @@ async def test_a_worker_cannot_speak_for_others(refusing: NatsServer, subject: s
     async with connected(refusing, "scheduler", "worker-0") as (scheduler, worker):
         await scheduler.ensure_streams(LIMITS)
         before = [await scheduler.stream_info(stream) for stream in streams]
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(ANSWER_S):
             with pytest.raises(Unavailable, match="does not let us publish"):
                 await worker.append(subject, b"forged", timeout_s=600.0)
         assert [await scheduler.stream_info(stream) for stream in streams] == before
@@ -409,31 +412,151 @@ async def test_what_a_worker_has_delivered_elsewhere_is_not_taken_for_that(serve
     assert outputs == [b"plan", b"true plan"]
 
 
-async def test_an_answer_goes_where_the_call_came_from_and_only_once(server: NatsServer) -> None:
-    """Whoever answers calls may not publish into inboxes otherwise."""
+CALLED = {
+    "worker-0": subjects.rpc("worker", "outputs", "worker-0"),
+    "storage-0": subjects.rpc("storage", "verify", "storage-0"),
+    "scheduler": subjects.rpc("scheduler", "status"),
+}
+LEAD = f"$KV.{subjects.RECORD_BUCKET}.scheduler"
+TARGETS = [
+    f"$KV.{subjects.KEPT_BUCKET}.a.b.c",
+    LEAD,
+    subjects.gateway_output(GATEWAY),
+    subjects.worker_output("worker-1"),
+    subjects.cell_input(),
+]
+
+
+@asynccontextmanager
+async def obliging(server: NatsServer, user: str) -> AsyncIterator[tuple[Any, list[str]]]:
+    """A process that answers calls to any reply subject, as Thermocline did before 0.3.0; and what it is denied."""
     errors: list[str] = []
 
     async def errored(error: Exception) -> None:
         errors.append(str(error).lower())
 
-    async with connected(server, "gateway") as (gateway,):
-        client = await nats.connect(url(server, "worker-0"), inbox_prefix="_INBOX.worker-0", error_cb=errored)
-        calls: list[Any] = []
+    async def answer(message: Any) -> None:
+        await message.respond(b"answer")
 
-        async def answer(message: Any) -> None:
-            calls.append(message.reply)
-            await message.respond(b"answer")
-
-        await client.subscribe(subjects.rpc("worker", "outputs", "worker-0"), cb=answer)
+    client = await nats.connect(url(server, user), inbox_prefix=f"_INBOX.{user}", error_cb=errored)
+    try:
+        await client.subscribe(CALLED[user], cb=answer)
         await round_trip(client)
-        first = await gateway.call(subjects.rpc("worker", "outputs", "worker-0"), b"")
-        for subject in (calls[0], "_INBOX.scheduler.guessed"):
-            await client.publish(subject, b"forged")
-        await until(lambda: len(errors) == 2)  # The client tells of them in a task of its own.
+        yield client, errors
+    finally:
         await client.close()
 
-    assert (first, len(calls)) == (b"answer", 1)
-    assert [text.count("permissions violation") for text in errors] == [1, 1]
+
+@pytest.mark.parametrize(
+    ("caller", "called", "subject"),
+    [
+        ("storage-0", "worker-0", subjects.rpc("worker", "store", "worker-0")),
+        ("storage-0", "storage-0", subjects.rpc("storage", "pool", "storage-0")),
+        ("storage-0", "scheduler", subjects.rpc("scheduler", "standing")),
+        ("worker-1", "storage-0", subjects.rpc("storage", "sparse", "storage-0")),
+        ("operator", "scheduler", subjects.rpc("scheduler", "status")),
+        ("operator", "worker-0", subjects.rpc("worker", "inventory", "worker-0")),
+        ("operator", "storage-0", subjects.rpc("storage", "inventory", "storage-0")),
+    ],
+)
+async def test_who_may_call_is_answered(refusing: NatsServer, caller: str, called: str, subject: str) -> None:
+    """The inboxes of all that call a kind are open to it."""
+    with capture_logs() as logged:
+        async with connected(refusing, caller, called) as (asking, answering):
+            serving = await answering.serve(subject, echo)
+            assert await asking.call(subject, b"?", timeout_s=ANSWER_S) == b"?"
+            await serving.close()
+
+    assert denied(logged) == []
+
+
+@pytest.mark.parametrize(
+    ("user", "others"),
+    [
+        ("worker-0", ["_INBOX.scheduler.guessed", "_INBOX.worker-1.guessed", "_INBOX.guessed"]),
+        ("storage-0", ["_INBOX.scheduler.guessed", "_INBOX.guessed"]),
+        ("scheduler", ["_INBOX.worker-0.guessed", "_INBOX.guessed"]),
+    ],
+)
+async def test_answers_go_into_the_inboxes_of_callers(refusing: NatsServer, user: str, others: list[str]) -> None:
+    """A process may publish into no inbox of a user that does not call it."""
+    async with connected(refusing, "gateway") as (gateway,), obliging(refusing, user) as (client, errors):
+        answer = await gateway.call(CALLED[user], b"")
+        for subject in others:
+            await client.publish(subject, b"forged")
+        await until(lambda: len(errors) == len(others))  # The client tells of them in a task of its own.
+
+    assert answer == b"answer"
+    assert all("permissions violation" in text for text in errors)
+
+
+@pytest.mark.parametrize(
+    ("deputy", "targets"), [("worker-0", TARGETS), ("storage-0", TARGETS), ("scheduler", TARGETS[:1])]
+)
+async def test_no_process_writes_for_a_caller_into_a_stream(
+    refusing: NatsServer, deputy: str, targets: list[str]
+) -> None:
+    """The server takes no answer to a reply subject of a stream, not even of a process that would give it."""
+    async with (
+        connected(refusing, "scheduler", "operator", "gateway") as (scheduler, caller, gateway),
+        obliging(refusing, deputy) as (_, errors),
+    ):
+        await scheduler.ensure_streams(LIMITS)
+        streams = subjects.INPUTS_STREAM, subjects.OUTPUTS_STREAM
+        before = [await scheduler.stream_info(stream) for stream in streams], await scheduler.read_record("scheduler")
+        for target in targets:
+            await caller._client.publish(CALLED[deputy], b"?", reply=target)  # type: ignore[attr-defined]
+        await caller.call(CALLED[deputy], b"?")
+        after = [await scheduler.stream_info(stream) for stream in streams], await scheduler.read_record("scheduler")
+        kept = await gateway.kept("a.b.c")
+        await until(lambda: len(errors) == len(targets))
+
+    assert after == before
+    assert kept is None
+
+
+async def test_a_call_with_a_reply_subject_that_is_no_inbox_is_dropped(server: NatsServer) -> None:
+    """A storage neither handles nor answers it, whatever its user may publish; it counts it, and answers the next."""
+    handled: list[bytes] = []
+    counted = partial(REGISTRY.get_sample_value, "thermocline_bus_calls_misdirected_total")
+    before = counted()
+
+    async def handle(data: bytes) -> bytes:
+        handled.append(data)
+        return data
+
+    async with connected(server, "scheduler", "operator") as (scheduler, operator):
+        await scheduler.ensure_streams(LIMITS)
+        await operator.serve(CALLED["storage-0"], handle)
+        for target in (*TARGETS, "_INBOX", "_INBOX.", "_INBOX.gateway.>", "_INBOX.*.a", "_INBOXES.a"):
+            await operator._client.publish(CALLED["storage-0"], b"deputy", reply=target)  # type: ignore[attr-defined]
+        answer = await operator.call(CALLED["storage-0"], b"call")
+        inputs = await stored(scheduler, subjects.INPUTS_STREAM, ">")
+        outputs = await stored(scheduler, subjects.OUTPUTS_STREAM, ">")
+        lead = await scheduler.read_record("scheduler")
+
+    assert (handled, answer) == ([b"call"], b"call")
+    assert (inputs, outputs, lead) == ([], [], None)
+    assert before is not None
+    assert counted() == before + len(TARGETS) + 5
+
+
+async def test_reply_subjects_tell_nothing_of_the_next(server: NatsServer) -> None:
+    """A process that was called once could otherwise answer in the place of others, whose callers are the same."""
+    replies: list[str] = []
+    async with connected(server, "operator") as (operator,):
+
+        async def hear(message: Any) -> None:
+            replies.append(message.reply)
+            await message.respond(b"")
+
+        await operator._client.subscribe("tc.rpc.scheduler.status", cb=hear)  # type: ignore[attr-defined]
+        for _ in range(2):
+            await operator.call("tc.rpc.scheduler.status", b"")
+        inbox = operator._client.new_inbox()  # type: ignore[attr-defined]
+
+    tokens = [token for reply in (*replies, inbox) for token in reply.split(".")[2:]]
+    assert len({token[:12] for token in tokens}) == 4  # The two share the one of the connection.
 
 
 async def test_one_user_for_all_workers_tells_kinds_apart(tmp_path: Path) -> None:
@@ -454,7 +577,7 @@ async def test_one_user_for_all_workers_tells_kinds_apart(tmp_path: Path) -> Non
 
 async def test_the_users_take_the_place_of_a_single_one(tmp_path: Path) -> None:
     """A configuration that has one user for everybody and then includes ours knows only ours."""
-    passwords = {user.name: quoted(user.name[::-1]) for user in USERS}
+    passwords = {user.name: nats_quoted(user.name[::-1]) for user in USERS}
     single = "authorization { user: thermocline, password: everybody }\n"
     with NatsServer(tmp_path, config=single + authorization_text(USERS, passwords)) as server:
         async with connected(server, "operator"):

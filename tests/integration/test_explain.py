@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.worker.compute import Computed, StepComputer
-from tests.cell import IDLE_S, Cell, running_cell
+from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
+from tests.held_steps import held_steps
 from tests.integration.test_restoration_paths import hidden_cell, write_costs
 from tests.integration.test_restoration_paths import settings as hidden_settings
 from tests.integration.test_tier_paths import storage_settings
@@ -134,34 +133,19 @@ async def test_every_way_of_a_prompt_is_told(
         assert '"object":"request.explanation"' in events[-1]
 
 
-async def known(cell: Cell, requests: int) -> None:
-    """Wait until the scheduler has so many requests, queued or running."""
-    async with asyncio.timeout(IDLE_S):
-        while (status := await cell.status()).queued + status.running < requests:
-            await asyncio.sleep(0.01)
-
-
 async def test_who_waits_for_another_is_told_so(
-    checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:
     """Of several questions about a new document one computes it, and the others were deferred until it had."""
     model, _ = checkpoints["llama"]
-    may_compute = threading.Event()
-    compute = StepComputer.compute
-
-    def compute_late(self: StepComputer, *arguments: Any) -> list[Computed]:
-        # A question that arrives after the document was computed would find it, and wait for nothing.
-        assert may_compute.wait(IDLE_S)
-        return compute(self, *arguments)
-
-    monkeypatch.setattr(StepComputer, "compute", compute_late)
     scheduler = {"defer_tokens": 16, "max_batch_tokens": 64}
     async with running_cell(nats_server.url, model, worker_settings=WORKER, scheduler_settings=scheduler) as cell:
         asker = Asker(cell, 2)
         prompts = [asker.document + asker.fresh(9) for _ in range(4)]
-        asked = asyncio.gather(*(cell.complete(prompt, 4, explain=True) for prompt in prompts))
-        await known(cell, len(prompts))
-        may_compute.set()
+        # A question that arrives after the document was computed would find it, and wait for nothing.
+        with held_steps():
+            asked = asyncio.gather(*(cell.complete(prompt, 4, explain=True) for prompt in prompts))
+            await cell.knows_of(len(prompts))
         answers = await asked
 
     for answer in answers:

@@ -24,9 +24,10 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-a
 
 
 def said_by(response: httpx.Response) -> dict[str, Any]:
-    """What readiness says beside devices and pools, which the tests of its view are about."""
+    """What readiness says beside devices and pools, which the tests of its view are about, and the cell's names."""
     said: dict[str, Any] = response.json()
     assert said.pop("serving")
+    assert (said.pop("cell"), said.pop("model")) == ("", "test-model")
     return said
 
 
@@ -38,11 +39,12 @@ async def test_ready_needs_a_worker() -> None:
         await until(lambda: bool(harness.gateway.reasons_not_ready()))
         not_ready = await harness.client.get("/health/ready")
         live = await harness.client.get("/health/live")
-        head = await harness.client.head("/health/ready")
+        heads = [await harness.client.head(path) for path in ("/health/ready", "/health", "/health/live")]
 
     assert (ready.status_code, said_by(ready)) == (200, {"status": "ready"})
-    assert not_ready.status_code == head.status_code == 503
+    assert (not_ready.status_code, [head.status_code for head in heads]) == (503, [503, 503, 200])
     assert not_ready.json()["reasons"] == ["no worker has joined"]
+    assert (not_ready.json()["cell"], not_ready.json()["model"]) == ("", "test-model")
     assert not_ready.json()["error"]["code"] == "service_unavailable"
     assert (live.status_code, live.json()) == (200, {"status": "live"})
 

@@ -229,7 +229,6 @@ async def test_a_stream_that_breaks_fails() -> None:
         ("truncation", "auto"),
         ("tools", [{"type": "web_search"}]),
         ("tools", [{"type": "custom", "name": "x"}]),
-        ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
         ("input", []),
         ("input", None),
@@ -245,6 +244,29 @@ async def test_what_is_not_served_is_refused_by_name(field: str, value: object) 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(field)
     assert not harness.cell.submitted
+
+
+async def test_input_may_refer_to_items_of_earlier_responses() -> None:
+    """As Vercel's AI SDK does: each turn sends the user's texts again, and names what was answered."""
+    async with running_gateway(says(TEXT)) as harness:
+        sent: list[dict[str, object]] = []
+        for _ in range(3):
+            sent.append({"role": "user", "content": "go on"})
+            answer = await harness.client.post("/v1/responses", json={"model": "test-model", "input": sent})
+            sent.append({"type": "item_reference", "id": answer.json()["output"][0]["id"]})
+        whole = [
+            {"role": "user", "content": "go on"} if "role" in item else {"role": "assistant", "content": TEXT}
+            for item in sent[:-1]
+        ]
+        await harness.client.post("/v1/responses", json={"model": "test-model", "input": whole})
+        unknown = await harness.client.post(
+            "/v1/responses", json={"model": "test-model", "input": [sent[0], {"type": "item_reference", "id": "x"}]}
+        )
+
+    *_, referring, repeating = harness.cell.submitted
+    assert referring.prompt == repeating.prompt
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "item_not_found")
+    assert unknown.json()["error"]["param"] == "input[1].id"
 
 
 async def test_compaction_is_refused_with_the_reason() -> None:

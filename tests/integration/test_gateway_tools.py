@@ -244,3 +244,25 @@ async def test_what_was_forced_reaches_the_worker_as_a_grammar(qwen: Tokenizer) 
     assert all(grammar is not None and grammar.kind == "lark" for grammar in grammars)
     assert grammars[0] is not None
     assert "wait" not in grammars[0].text
+
+
+async def test_a_tool_whose_schema_does_not_compile_is_named(qwen: Tokenizer) -> None:
+    """By its field in the API that was called, and not with the grammar of all tools."""
+    fault = {"type": "object", "properties": {"place": {"type": "string", "pattern": "(?=x)"}}}
+    schemas = [SCHEMA, fault, SCHEMA]
+    functions = [{"name": f"tool_{number}", "parameters": schema} for number, schema in enumerate(schemas)]
+    custom = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
+    async with asking(qwen, "so") as (_, harness):
+        chat = {"messages": ASK, "tools": [{"type": "function", "function": each} for each in functions]}
+        message = {"messages": ASK, "max_tokens": 8, "tools": custom, "tool_choice": {"type": "any"}}
+        answers = [
+            await harness.client.post("/v1/chat/completions", json=chat | {"tool_choice": "required"}),
+            await harness.client.post("/v1/messages", json=message),
+        ]
+        unbound = await harness.client.post("/v1/chat/completions", json=chat)
+
+    refused = [answer.json()["error"] for answer in answers]
+    assert [each["code"] for each in refused] == ["invalid_grammar"] * 2
+    assert [each["param"] for each in refused] == ["tools[1].function.parameters", "tools[1].input_schema"]
+    assert not any("tool_call" in each["message"] for each in refused)
+    assert unbound.status_code == 200

@@ -56,17 +56,17 @@ async def test_served_tokens_equal_generate(family: str, checkpoints: Checkpoint
 async def test_a_disk_is_shared_with_single_workers(
     family: str, checkpoints: Checkpoints, nats_server: NatsServer, second_broker: NatsServer, tmp_path: Path
 ) -> None:
-    """What a group left is read by a single worker, and what that one left by a group, in cells in which all processes
-    are others; in each, prefixes are found on the device and in host memory too.
+    """What a single worker left is read by a group, and what that one left by a single worker, in cells in which all
+    processes are others; in each, prefixes are found on the device and in host memory too.
     """
     model, reference = checkpoints[family]
     cached, saved = DOCUMENT_TOKENS // PAGE_SIZE * PAGE_SIZE, 0
     ways = [found_in("device", cached), found_in("host", cached)]
     # The third cell goes on from the first one's streams, which know nothing of the document that it is asked about.
     for server, ranks, known, unknown in (
-        (nats_server, 2, 0, 7),
-        (second_broker, 1, 7, 8),
-        (nats_server, 2, 8, 0),
+        (nats_server, 1, 0, 7),
+        (second_broker, 2, 7, 8),
+        (nats_server, 1, 8, 0),
     ):
         async with running_cell(
             server.url,

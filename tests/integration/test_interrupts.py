@@ -209,3 +209,28 @@ def test_ctrl_c_while_a_command_is_imported() -> None:
 
     assert done.stdout.splitlines() == [f"{name} {EXIT_INTERRUPTED}" for name in commands()]
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_INTERRUPTED_BEFORE_ANY_COMMAND = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from thermocline.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["thermocline.dispatch", "shared.arguments", "shared.errors", "thermocline.commands"]
+)
+def test_ctrl_c_before_a_command_is_found(module: str) -> None:
+    """The table of commands and what it needs are imported under the guard, too."""
+    command = [sys.executable, "-c", _INTERRUPTED_BEFORE_ANY_COMMAND, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    assert (done.returncode, done.stdout, done.stderr) == (EXIT_INTERRUPTED, "", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.integration.test_prompts_by_reference import (
     model,
     two_schedulers,
 )
+from tests.integration.test_survival import UNHURRIED
 from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import RunningCell, running
 
@@ -46,11 +48,11 @@ async def admissions(nats_url: str) -> list[tuple[AdmitRequest, int]]:
     return [(order, nbytes) for order, nbytes in plans.values() if isinstance(order, AdmitRequest)]
 
 
-async def computing(cell: RunningCell) -> None:
+async def admitted(cell: RunningCell) -> None:
     """Wait until the worker has a request."""
     async with asyncio.timeout(60):
         while not any(each.running for each in (await status_at(cell.nats_url)).workers):
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 def test_a_session_survives_its_worker_and_its_scheduler(model: Path) -> None:
@@ -58,7 +60,7 @@ def test_a_session_survives_its_worker_and_its_scheduler(model: Path) -> None:
     that is new knows what its worker keeps.
     """
     with (
-        running(two_schedulers(model)) as cell,
+        running(two_schedulers(model), environ=UNHURRIED) as cell,
         httpx.Client(base_url=cell.base_url, timeout=240, trust_env=False) as http,
         ThreadPoolExecutor(1) as clients,
     ):
@@ -71,8 +73,9 @@ def test_a_session_survives_its_worker_and_its_scheduler(model: Path) -> None:
         pid = cell.kill("worker-0")
         cell.wait_restarted("worker-0", pid)
         session.go_on(2)
+        cell.kill("worker-0", signal.SIGSTOP)  # What it is told from now on it does not end.
         asked = clients.submit(session.go_on, new=FIRST_TOKENS)
-        asyncio.run(computing(cell))
+        asyncio.run(admitted(cell))
         pid = cell.kill("worker-0")
         asked.result()
         cell.wait_restarted("worker-0", pid)

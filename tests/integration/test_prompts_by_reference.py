@@ -126,7 +126,7 @@ def test_a_session_survives_its_cell(model: Path) -> None:
     request is answered, and all but the turns behind a flush or a new gateway are told by reference.
     """
     with (
-        running(two_schedulers(model), environ={"THERMOCLINE_ADMIN_KEY": ADMIN_KEY}) as cell,
+        running(two_schedulers(model), environ=test_survival.UNHURRIED | {"THERMOCLINE_ADMIN_KEY": ADMIN_KEY}) as cell,
         httpx.Client(base_url=cell.base_url, timeout=240, trust_env=False) as http,
     ):
         session = Session(http, model.name)

@@ -15,11 +15,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from markdown_it import MarkdownIt
 
 from services.scheduler.config import SchedulerConfig
 from shared.config import add_flags, load
+from tests.waiting import holds
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
@@ -125,6 +127,19 @@ def test_questions_of_a_page_are_answered_as_it_says(cell: RunningCell, page: Pa
         (answer,) = [answer for question, answer in ANSWERS.items() if question in command]
         assert json.loads(run(command, cell, tmp_path))["choices"][0]["message"]["content"].strip() == answer
         assert f"`{answer}`" in text.partition(command)[2][:200]
+
+
+def test_the_lease_of_a_page_is_granted_as_it_says(cell: RunningCell, tmp_path: Path) -> None:
+    """A prompt that covers no whole page would be refused, and so is one before the host pool is made."""
+    page = (ROOT / "docs/how-to/operate-the-cache.md").read_text(encoding="utf-8")
+    (command,) = [line for line in page.splitlines() if line.startswith("curl ") and '"cache_control"' in line]
+    ready = f"{cell.base_url}/health/ready"
+    assert holds(lambda: all(pool["is_ready"] for pool in httpx.get(ready).json()["serving"]["pools"]))
+
+    lease = json.loads(run(command, cell, tmp_path))["usage"]["cache_lease"]
+
+    assert lease["refused"] is None
+    assert f'`"cache_lease": {{"granted_tokens": {lease["granted_tokens"]}, ' in page
 
 
 def test_what_is_not_run_is_there() -> None:

@@ -73,11 +73,11 @@ def described(model: Path, page_size: int) -> RestorationProfile:
 
 
 def write_costs(
-    model: Path, path: Path, page_size: int, *, parameters: int = 0, figure: RestorationFigure = FIGURE
+    model: Path, path: Path, page_size: int, *, model_bytes: int = 0, figure: RestorationFigure = FIGURE
 ) -> Path:
-    """A profile of this model on this machine, or of one with so many ``parameters``."""
+    """A profile of this model on this machine, or of one with so many ``model_bytes``."""
     here = described(model, page_size)
-    measured: dict[str, Any] = {"figures": (figure,)} | ({"parameters": parameters} if parameters else {})
+    measured: dict[str, Any] = {"figures": (figure,)} | ({"model_bytes": model_bytes} if model_bytes else {})
     profile = Profile(
         made="2026-01-01",
         machine=machine_here(),
@@ -296,7 +296,7 @@ async def test_where_hidden_states_cannot_be_used_prefixes_are_kept_as_kv(
 ) -> None:
     """A profile of another model, or one whose hidden states do not give its KV: served as ever, from KV."""
     model, reference = checkpoints["llama_mha"]
-    profile = write_costs(model, tmp_path / "profile.json", 16, parameters=7 if reason == "foreign" else 0)
+    profile = write_costs(model, tmp_path / "profile.json", 16, model_bytes=7 if reason == "foreign" else 0)
     if reason == "unsupported":
 
         def refuse(runner: ModelRunner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from services.scheduler.record import main as record_main
 from services.scheduler.replay import main as replay_main
 from shared.bus.nats_bus import connect
+from shared.bus.protocol import Bus
 from shared.codec import decode_published
+from shared.messages.status import CellStatus
 from shared.messages.worker_plans import WorkerPlan
 from tests.integration.scheduler_process import (
     SchedulerProcess,
@@ -80,3 +83,35 @@ async def test_a_scheduler_continues_with_the_same_numbers_and_loses_nothing(
     assert status.epoch == 3
     assert (recorded, replayed) == (0, 0), capsys.readouterr().out
     assert code == 0
+
+
+async def test_a_broker_that_comes_back_empty_gets_new_streams(
+    nats_server: NatsServer, scheduler: SchedulerProcess
+) -> None:
+    """The cell begins again under a higher epoch, in the same process."""
+    cell = scripted_cell(4)
+    bus = await connect([nats_server.url], "test")
+    scheduler.start()
+    before = await folded(bus, await append(bus, cell, 0, len(cell.messages)))
+    nats_server.kill()
+    shutil.rmtree(nats_server.store)
+    nats_server.start()
+    after = await status_of_epoch(bus, before.epoch + 1)
+    again = await folded(bus, await append(bus, cell, 0, len(cell.messages)))
+    code = scheduler.end(signal.SIGTERM)
+    await bus.close()
+
+    assert (before.epoch, after.epoch, again.epoch) == (1, 2, 2)
+    assert after.workers == ()
+    assert again.counters["requests_accepted"] == 4
+    assert code == 0
+
+
+async def status_of_epoch(bus: Bus, epoch: int) -> CellStatus:
+    """Wait for the status of a scheduler with this epoch at least."""
+    async with asyncio.timeout(60):
+        while True:
+            status = await folded(bus, 0)
+            if status.epoch >= epoch:
+                return status
+            await asyncio.sleep(0.05)

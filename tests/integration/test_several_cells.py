@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,15 +176,22 @@ async def _another_router_knows(cells: SeveralCells, asking: Asking, document: l
 async def _a_killed_cell_falls_back(
     cells: SeveralCells, client: httpx.AsyncClient, asking: Asking, document: list[int], home: str
 ) -> None:
-    """Also for requests that wait there when it dies; each answer is the right one."""
+    """Requests that wait there when it dies are answered by others, and rightly."""
     prompts = [asking.longer(document) for _ in range(6)]
-    waiting = [asyncio.create_task(asking.ask(client, prompt)) for prompt in prompts]
-    await asyncio.sleep(0)
+    cells.cells[home].kill("gateway", signal.SIGSTOP)  # It takes requests, and answers none.
+    asked = [asyncio.create_task(asking.ask(client, prompt)) for prompt in prompts]
+    async with asyncio.timeout(60):
+        while not 0 < await _in_flight(client, home) == sum(not each.done() for each in asked):
+            await asyncio.sleep(0.02)
     cells.cells[home].kill("gateway")
-    await asyncio.gather(*waiting)
-    cell, _ = await asking.ask(client, asking.longer(document))
+    answered = await asyncio.gather(*asked)
 
-    assert cell != home
+    assert home not in {cell for cell, _ in answered}
+
+
+async def _in_flight(client: httpx.AsyncClient, name: str) -> int:
+    """How many requests a router waits for at a cell."""
+    return sum(cell["in_flight"] for cell in await cells_of(client) if cell["name"] == name)
 
 
 async def _it_comes_back(client: httpx.AsyncClient, asking: Asking, home: str) -> None:

@@ -21,7 +21,9 @@ CHUNKS = {"host_writes": "through", "prefetch_wait": "full", "max_batch_tokens":
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), [("qwen3_next", 16), ("bamba", 64), ("lfm2", 1)])
+@pytest.mark.parametrize(
+    ("family", "page_size"), [("qwen3_next", 16), ("qwen4_exp", 16), ("deepseek_v4", 16), ("bamba", 64), ("lfm2", 1)]
+)
 async def test_served_tokens_equal_generate(
     family: str, page_size: int, checkpoints: Checkpoints, nats_server: NatsServer
 ) -> None:
@@ -56,7 +58,7 @@ async def test_every_way_back_gives_the_same_answer(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen4_exp", "deepseek_v4", "bamba", "lfm2"])
 async def test_a_new_cell_finds_what_the_last_one_left_on_the_disk(
     family: str, checkpoints: Checkpoints, nats_server: NatsServer, second_broker: NatsServer, tmp_path: Path
 ) -> None:

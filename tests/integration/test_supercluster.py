@@ -93,6 +93,9 @@ async def routing(gateways: dict[str, ScriptedGateway], hub: NatsServer) -> Asyn
         admin_key=ADMIN_KEY,
         log_level="error",
         health_ms=20,
+        # A gateway that is gone refuses at once; one of a busy machine may be slow.
+        health_timeout_ms=60_000,
+        connect_timeout_ms=60_000,
         grace_ms=100,
     )
     serving = asyncio.create_task(bootstrap.run(config, life))

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import waiting
-from thermocline.supervisor.child import ChildSpec
+from thermocline.supervisor.child import Child, ChildSpec
 from thermocline.supervisor.process_identity import start_time
 from thermocline.supervisor.restarts import RestartPolicy
 from thermocline.supervisor.supervisor import Death, Supervisor
@@ -88,6 +89,50 @@ async def test_a_program_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
     assert supervisor.failure is not None
     assert supervisor.failure.refused
     await supervisor.stop()
+
+
+async def test_a_program_that_is_away_for_a_moment_is_run_again(tmp_path: Path) -> None:
+    """An upgrade may replace the program of a child that dies meanwhile; the cell goes on."""
+    program = tmp_path / "program"
+    program.symlink_to("/bin/sleep")
+    attempts: list[int] = []
+
+    def put_back() -> None:
+        attempts.append(minded.restarts)
+        if len(attempts) == 2:
+            program.symlink_to("/bin/sleep")
+
+    supervisor = Supervisor(POLICY)
+    await supervisor.start(ChildSpec(name="a", argv=(str(program), "600"), log=tmp_path / "a.log"))
+    minded = supervisor.minded["a"]
+    supervisor._on_change = put_back
+    try:
+        assert minded.child is not None
+        program.unlink()
+        os.kill(minded.child.pid, signal.SIGKILL)
+        await until(lambda: minded.state == "running" and minded.restarts == 2)
+
+        assert supervisor.failure is None
+    finally:
+        await supervisor.stop()
+
+
+async def test_a_program_that_does_not_come_back_is_given_up(tmp_path: Path) -> None:
+    """The failure says why it could not be run."""
+    program = tmp_path / "program"
+    program.symlink_to("/bin/sleep")
+    supervisor = Supervisor(POLICY)
+    await supervisor.start(ChildSpec(name="a", argv=(str(program), "600"), log=tmp_path / "a.log"))
+    child = supervisor.minded["a"].child
+    assert child is not None
+    program.unlink()
+    os.kill(child.pid, signal.SIGKILL)
+
+    failure = await asyncio.wait_for(supervisor.failed(), 60)
+    await supervisor.stop()
+
+    assert (failure.name, failure.refused) == ("a", False)
+    assert "cannot be run" in failure.reason
 
 
 async def test_stages_stop_one_after_another(tmp_path: Path) -> None:
@@ -174,6 +219,43 @@ async def test_changes_are_reported(tmp_path: Path) -> None:
     assert seen == ["running", "backing_off", "running", "stopped"]
 
 
+async def test_an_error_of_the_supervisor_itself_is_a_failure(tmp_path: Path) -> None:
+    """The next death of that child would go unseen; its owner must not wait for ever."""
+
+    def changed() -> None:
+        if supervisor.minded["a"].state == "backing_off":
+            raise OSError(28, "No space left on device")
+
+    supervisor = Supervisor(POLICY, on_change=changed)
+    await supervisor.start(spec(tmp_path, "a", SLEEP))
+    child = supervisor.minded["a"].child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+
+    failure = await asyncio.wait_for(supervisor.failed(), 60)
+    await supervisor.stop()
+
+    assert (failure.name, failure.refused) == ("a", False)
+    assert "No space left on device" in failure.reason
+
+
+async def test_a_child_is_restarted_on_demand(tmp_path: Path) -> None:
+    """In order, by SIGTERM; a child that does not run is left alone."""
+    supervisor = Supervisor(POLICY, grace_s=20.0)
+    await supervisor.start(spec(tmp_path, "a", SLEEP))
+    minded = supervisor.minded["a"]
+    first = minded.child
+    assert first is not None
+
+    await supervisor.restart("a")
+    await until(lambda: minded.state == "running" and minded.child is not first)
+    await supervisor.stop()
+    await supervisor.restart("a")
+
+    assert await first.wait() == -signal.SIGTERM
+    assert (minded.restarts, minded.state) == (1, "stopped")
+
+
 # A supervisor with two children: it prints their pids and waits.
 _SUPERVISOR = f"""
 import asyncio, sys
@@ -226,3 +308,17 @@ async def test_deaths_are_told_with_their_exit_code_and_stops_are_not(tmp_path: 
     await supervisor.stop()
 
     assert told == [Death("a", first.pid, -signal.SIGKILL)]
+
+
+async def test_a_child_inherits_what_its_specification_lets_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside that it has variables of its own, whatever it inherits."""
+    monkeypatch.setenv("THERMOCLINE_ADMIN_KEY", "secret")
+    monkeypatch.setenv("OF_THE_MACHINE", "stays")
+    code = "import os; print(*(name in os.environ for name in ('OF_THE_MACHINE', 'OWN', 'THERMOCLINE_ADMIN_KEY')))"
+    child = replace(spec(tmp_path, "a", code), env={"OWN": "1"}, inherits=lambda name: name != "THERMOCLINE_ADMIN_KEY")
+
+    await (await Child.spawn(child)).wait()
+
+    assert child.log.read_text() == "True True False\n"

@@ -104,6 +104,32 @@ async def test_tokens_of_prompts_and_answers_count_once_each(tmp_path: Path) -> 
     assert submitted == 3
 
 
+@pytest.mark.parametrize(("n", "code", "left"), [(1, "queue_full", 1000), (2, "queue_full", 1000), (2, "", 600)])
+async def test_a_prompt_that_the_cell_has_no_room_for_costs_nothing(
+    tmp_path: Path, n: int, code: str, left: int
+) -> None:
+    """Else a client that tries again, as it is told to, runs out of its tokens; a client that goes pays."""
+    tenants = file_of(tmp_path, a={"tokens_per_minute": 1000})
+    async with running_gateway(tenants=tenants, limits_clock=stands_still) as harness:
+        account = harness.gateway.callers.account("a")
+        assert account is not None
+        body = {"prompt": [5] * 400, "n": n}
+        asking = asyncio.create_task(harness.client.post("/v1/completions", json=body, headers=key("a")))
+        await started(harness, n)
+        spent = account.headers()["x-ratelimit-remaining-tokens"]
+        if code:
+            await harness.cell.refuse(harness.cell.submitted[-1], code, 500)
+            refused = await asking
+            assert refused.status_code == 429
+            assert refused.headers["x-ratelimit-remaining-tokens"] == str(left)
+        else:
+            asking.cancel()
+        await until(lambda: account.in_progress == 0)
+
+    assert spent == "600"
+    assert account.headers()["x-ratelimit-remaining-tokens"] == str(left)
+
+
 async def test_texts_that_are_only_tokenised_count_for_the_tenant(tmp_path: Path) -> None:
     """In tokens, and while they are worked on as requests in progress: the work is that of a prompt."""
     tenants = file_of(tmp_path, a={"tokens_per_minute": 1000, "max_concurrent": 1})

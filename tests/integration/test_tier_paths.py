@@ -19,6 +19,7 @@ from shared.memory import SharedSegment
 from tests.cell import Cell, running_cell
 from tests.checkpoints import VOCAB_SIZE
 from tests.cold_runs import ColdRuns
+from tests.held_steps import held_steps
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
@@ -110,7 +111,10 @@ async def copied_from_neighbour(document: Document, page_size: int) -> None:
     await document.ask()
     prompts = [document.question(24) for _ in range(12)]
 
-    answers = await asyncio.gather(*(document.cell.complete(prompt, 24) for prompt in prompts))
+    with held_steps():  # One that came when others are answered could wait for the worker that has the document.
+        asked = asyncio.gather(*(document.cell.complete(prompt, 24) for prompt in prompts))
+        await document.cell.knows_of(len(prompts))
+    answers = await asked
     await document.cell.settle()
 
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -97,7 +97,7 @@ def test_a_hang_inside_given_fails_the_run_and_is_named(tmp_path: Path) -> None:
 
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path,
-         "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "2", "-q", tmp_path],
+         "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "5", "-q", tmp_path],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from shared import subjects
@@ -99,3 +101,29 @@ async def test_chunks_that_are_not_what_was_put_are_no_object(bus: NatsBus, chan
 
     with pytest.raises(TransportError, match="core-1"):
         await bus.get_object("core-1")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="the kernel has no large pages")
+async def test_an_object_is_read_into_memory_that_may_have_large_pages(bus: NatsBus) -> None:
+    """Private memory, too: the system's setting for large pages leaves shared memory out."""
+    await bus.put_object("core-1", bytes(1 << 20))
+
+    data = await bus.get_object("core-1")
+
+    assert data is not None
+    permissions, flags = mapping(np.frombuffer(data, np.uint8).ctypes.data)
+    assert permissions == "rw-p"
+    assert "hg" in flags
+
+
+def mapping(address: int) -> tuple[str, list[str]]:
+    """Permissions and flags of the memory at an address, as the kernel tells them."""
+    permissions, is_here = "", False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            start, end = (int(bound, 16) for bound in first.split("-"))
+            permissions, is_here = rest.split()[0], start <= address < end
+        elif is_here and first == "VmFlags:":
+            return permissions, rest.split()
+    raise AssertionError("the address is in no mapping")

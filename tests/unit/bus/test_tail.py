@@ -79,6 +79,21 @@ async def test_heartbeat_that_agrees_changes_nothing() -> None:
     assert await sequences(made) == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "reply", ["tc.in.cell", "$KV.TC_LEASES.scheduler", "$JS.FC.TC_OUTPUTS.c.1", "_INBOX.gateway.1"]
+)
+@pytest.mark.parametrize("header", ["", "Nats-Consumer-Stalled"])
+async def test_flow_control_of_another_subject_ends_the_consumer(reply: str, header: str) -> None:
+    """The reader publishes nowhere for a message that the server did not send."""
+    made = tail()
+    headers = {"Status": "100", "Description": "FlowControl Request", **({header: reply} if header else {})}
+
+    made._received(stored(1, 1))
+    made._received(Incoming(reply="" if header else reply, headers=headers))
+
+    assert await sequences(made) == [1]
+
+
 async def test_delivery_subject_with_domain_and_account_is_read() -> None:
     """Newer servers put a domain and an account hash in front and a random token behind."""
     made = tail()

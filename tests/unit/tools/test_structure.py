@@ -30,6 +30,7 @@ def test_a_target_that_is_missed_is_shown_with_what_was_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command then fails."""
+    monkeypatch.setattr("sys.argv", ["structure"])
     monkeypatch.setattr("tools.structure.named_twice", lambda trees: ["machine"])
 
     assert main() == 1
