@@ -1,6 +1,6 @@
 """Have a system prompt computed before anybody asks, and keep it whatever else is served.
 
-    export THERMOCLINE_ADMIN_KEY=$(openssl rand -hex 16)     # before `thermocline up`, and here
+    export THERMOCLINE_ADMIN_KEY=...     # a key of 16 characters or more; the same before `thermocline up`, and here
     python examples/prewarm_and_pin.py --url http://127.0.0.1:8000
 
 Prewarming is a request of one token behind all others. A pin holds a prefix in host memory until its time is over, from

@@ -7,6 +7,7 @@ lacks a description.
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,8 @@ def _secret_key(user: User) -> str:
 
 def main() -> None:
     """Write README.md and values-users.yaml beside ``values.yaml``."""
+    # There are no flags, but --help must not run it.
+    argparse.ArgumentParser(description=__doc__).parse_args()
     values = chart_values((CHART / "values.yaml").read_text(encoding="utf-8"))
     (CHART / "README.md").write_text(readme(values), encoding="utf-8")
     (CHART / "values-users.yaml").write_text(users_values(), encoding="utf-8")

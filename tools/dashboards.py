@@ -6,6 +6,7 @@ what this makes, that every query can be parsed, and that it asks for metrics an
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -102,6 +103,8 @@ def _of_cells(query: str) -> str:
 
 def main() -> None:
     """Write every dashboard."""
+    # There are no flags, but --help must not run it.
+    argparse.ArgumentParser(description=__doc__).parse_args()
     GRAFANA.mkdir(parents=True, exist_ok=True)
     for name, dashboard in DASHBOARDS.items():
         (GRAFANA / name).write_text(rendered(dashboard), encoding="utf-8")

@@ -8,6 +8,7 @@ that compute for us, the versions that ``pyproject.toml`` admits do.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
@@ -73,8 +74,11 @@ def changed(now: dict[str, str], then: dict[str, str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.numerics", description=__doc__)
+    parser.add_argument("--record", action="store_true", help="keep the sources and the epoch as they are now")
+    options = parser.parse_args(arguments)
     now = sources()
-    if arguments == ["--record"]:
+    if options.record:
         RECORD.write_text(json.dumps({"epoch": NUMERICS_EPOCH, "sources": now}, indent=1) + "\n", "utf-8")
         return 0
     kept = json.loads(RECORD.read_text("utf-8"))

@@ -5,10 +5,30 @@
 
 from __future__ import annotations
 
+import argparse
+
 from tools.pages.renderer import DOCS, PAGES, ROOT, render
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- begin: headlines, made by `python -m tools.reference_docs` -->\n", "<!-- end: headlines -->\n"
+
+
+BLOCKS = {
+    DOCS / "how-to/upgrade.md": ("release-formats", "renamed-settings"),
+}
+"""Parts of pages that are made, by page; each has a template in ``docs/templates/parts``."""
+
+
+def with_blocks(text: str, names: tuple[str, ...]) -> str:
+    """Return a page with its made parts as they are today. Raises ValueError where the markers are not there once."""
+    for name in names:
+        begin = f"<!-- begin: {name}, made by `python -m tools.reference_docs` -->\n"
+        end = f"<!-- end: {name} -->\n"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"the page must have one place for {name}")
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{render(f'parts/{name}.md')}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def readme(text: str) -> str:
@@ -21,8 +41,12 @@ def readme(text: str) -> str:
 
 def main() -> None:
     """Write every page, and the figures in the README."""
+    # There are no flags, but --help must not write.
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for page in PAGES:
         (DOCS / page).write_text(render(page), encoding="utf-8")
+    for path, names in BLOCKS.items():
+        path.write_text(with_blocks(path.read_text("utf-8"), names), encoding="utf-8")
     README.write_text(readme(README.read_text("utf-8")), encoding="utf-8")
 
 

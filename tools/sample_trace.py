@@ -6,6 +6,7 @@ documents, all from one seed. An answer takes its tokens' time at a fixed speed;
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -111,6 +112,8 @@ def lines() -> Iterator[bytes]:
 
 def main() -> int:
     """Write the sample where commands look for it."""
+    # There are no flags, but --help must not write.
+    argparse.ArgumentParser(description=__doc__).parse_args()
     SAMPLE.write_bytes(b"".join(lines()))
     print(f"wrote {SAMPLE.relative_to(Path(__file__).parents[1])}")
     return 0

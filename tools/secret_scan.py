@@ -8,6 +8,7 @@ that are written out. What only looks like a secret is named in ``ALLOWED``, wit
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -71,6 +72,8 @@ def scan(root: Path, paths: Iterable[Path]) -> list[str]:
 
 def main() -> int:
     """Print every finding. Exit codes: 0 none, 1 some."""
+    # There are no flags, but --help must not run it.
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = scan(ROOT, tree(ROOT))
     print("\n".join(found) or "secret scan: nothing found")
     return int(bool(found))

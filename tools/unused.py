@@ -8,6 +8,7 @@ where anything but a test takes such an attribute; those that a library may call
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -21,7 +22,7 @@ PROGRAMS = ("tools", "bench")
 EXPLAINED = {  # Why names stay that are called so, or lie in what is called so.
     "services.worker.engine.states.carried.CarriedStates": "the library's layers call it as their cache",
     "services.worker.engine.states.layers._Notes": "likewise",
-    "services.worker.engine.own_attention._PagedLatents": "likewise, layers with an indexer",
+    "services.worker.engine.own_attention._PagedRows": "likewise, layers with an indexer",
     "services.scheduler.policies.thermo.law.pack": "tests say by it what the records pack bit by bit",
     "thermocline.simulate.sweeping.sweep": "notebooks and programs of others sweep by it",
     "services.scheduler.core.hidden.partition": "benchmarks compare closed forms of the paper with what is served",
@@ -154,6 +155,8 @@ def unexplained(names: list[str]) -> list[str]:
 
 def main() -> int:
     """Print what is not explained; exit code 1 if there is any."""
+    # There are no flags, but --help must not run it.
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print("\n".join(faults := unexplained(unused())) or "every public name is used, or explained in tools/unused.py")
     return 1 if faults else 0
 

@@ -5,6 +5,7 @@ Those are the tests that lie where it lies and have its name, and those that imp
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections import defaultdict
@@ -64,7 +65,9 @@ def misplaced(root: Path = ROOT) -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 1: nothing tests it by itself. Exit code 2: there is no such module."""
-    wanted = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="python -m tools.where", description=__doc__)
+    parser.add_argument("module", nargs="+", help="such as services.worker.shell")
+    wanted = parser.parse_args(argv).module
     known = modules(ROOT, (*SHIPPED, *PROGRAMS))
     names = {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for name in wanted}
     if not names or any(name not in known for name in names):
