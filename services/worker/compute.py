@@ -228,11 +228,18 @@ class StepComputer:
         rows = [self._sample_row(item, None) for item in work]
         if not all(may_be_unread(row) for row in rows):
             return None
-        segments = [Segment(1, item.start, item.request.pages) for item in work]
+        starts = [(_key(item), item.start) for item in work]
+        if not self._states.go_on(starts):
+            return None
+        segments = [
+            Segment(1, item.start, item.request.pages, running=slot)
+            for item, (_, slot) in zip(work, self._states.begin(starts), strict=True)
+        ]
         meta = self._tables.of_step(segments, None)
         positions = torch.tensor([item.start for item in work], dtype=torch.int64)
         ids = after or torch.tensor([item.request.tokens[item.start] for item in work], dtype=torch.int64)
         tokens = launcher.launch(ids, positions, meta, rows)
+        self._states.reached((key, start + 1) for key, start in starts)
         self._tables.expect_after(segments)
         return tokens
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +25,8 @@ from services.worker.engine.captured_attention import CapturedAttention
 from services.worker.engine.cuda_capture import Capture, CudaCapture, Graph
 from services.worker.engine.decode_shapes import DecodeShape, decode_shapes, smallest
 from services.worker.engine.forward_meta import ForwardMeta, Segment, host_tiles, pages_for
+from services.worker.engine.states.captured import SlottedSteps, StaticStates
+from services.worker.engine.states.layers import carrying
 from services.worker.engine.static_batch import Kernels, StaticBatch, StaticStep
 from services.worker.engine.static_planes import StaticPlanesStep
 from services.worker.kv.device_pool import DevicePool
@@ -59,8 +63,14 @@ class GraphedRunner(Protocol):
     def model(self) -> Any:
         """The Hugging Face model, whose modules may have hooks."""
 
-    def paged_step(self, meta: ForwardMeta) -> AttentionStep:
-        """Return the attention of an ordinary step over the pool."""
+    @property
+    def slotted_steps(self) -> SlottedSteps | None:
+        """The slots around captured steps; None for a model without states."""
+
+    def ordinary(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the logits of ``last_rows``, float32 [R, vocab], of a step over the pool without graphs."""
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
@@ -94,7 +104,9 @@ class DecodeGraphs:
         self._order = torch.arange(most_rows)
         pages = pages_for(self._longest, geometry.page_size)
         began_s, before = time.monotonic(), capture.used_bytes()
-        self._batch = StaticBatch(most_rows, pages, runner.vocab_size, runner.pool.device)
+        self._states = runner.slotted_steps
+        padding = None if self._states is None else self._states.padding
+        self._batch = StaticBatch(most_rows, pages, runner.vocab_size, runner.pool.device, padding_slot=padding)
         shapes = decode_shapes if attention is None else attention.shapes
         for shape in shapes(most_rows, self._longest):
             if capture.used_bytes() - before > most_bytes:
@@ -142,6 +154,8 @@ class DecodeGraphs:
         is_decode = len(meta.segments) == meta.rows == len(last_rows)
         if not is_decode or meta.gate is not None or not self._graphs:
             return None
+        if self._states is not None and not self._states.serves(meta.segments):
+            return None
         longest = max(segment.length for segment in meta.segments)
         shape = self._sharing(meta, longest)
         shape = shape or smallest((each for each in self._graphs if not each.shares), meta.rows, longest)
@@ -167,7 +181,11 @@ class DecodeGraphs:
         if self._attention is not None:
             self._attention.plan(meta.segments, host_tiles(meta) if shape.shares else None, shape)
         self._batch.fill(ids, positions, meta, shape.rows)
+        if self._states is not None:
+            self._states.bring(meta.segments)
         graph.replay()
+        if self._states is not None:
+            self._states.keep(meta.segments)
 
     def _run_of(self, shape: DecodeShape) -> Callable[[], None]:
         """Return a function that computes a step of this shape over the static batch, into its logits."""
@@ -182,10 +200,14 @@ class DecodeGraphs:
         else:
             step = StaticPlanesStep(batch, shape, self._runner.pool, self._kernels)
         batch.clear()
+        states = None
+        if self._states is not None and batch.running is not None:
+            states = StaticStates(self._states.slots, batch.running[:rows])
 
         @torch.inference_mode()
         def run() -> None:
-            logits = self._runner.run(batch.ids[:rows], batch.positions[:rows], step, batch.last_rows[:rows])
+            with nullcontext() if states is None else carrying(states):
+                logits = self._runner.run(batch.ids[:rows], batch.positions[:rows], step, batch.last_rows[:rows])
             batch.logits[:rows].copy_(logits)
 
         return run
@@ -201,19 +223,39 @@ class DecodeGraphs:
         longest = min(shape.length, self._longest)
         rows = min(max(1, shape.rows - 1), longest)
         table = np.arange(pool.pages, dtype=np.int32)
-        contexts = [longest - 1 - row * (longest // rows) for row in range(rows)]
-        meta = ForwardMeta.build(
-            [Segment(1, context, table) for context in contexts], pool.geometry.page_size, pool.device
-        )  # fmt: skip
+        contexts = [max(1, longest - 1 - row * (longest // rows)) for row in range(rows)]
+        segments = [Segment(1, context, table, running=row) for row, context in enumerate(contexts)]
+        if self._states is not None:
+            segments = self._begun(self._states, segments)
+            rows = len(segments)
+        meta = ForwardMeta.build(segments, pool.geometry.page_size, pool.device)
         ids = torch.arange(rows) * 7919 % self._runner.vocab_size
-        positions = torch.tensor(contexts)
-        expected = self._runner.run(ids, positions, self._runner.paged_step(meta), torch.arange(rows))
+        positions = torch.tensor(contexts[:rows])
+        before = None if self._states is None else self._states.slots.clone()
+        expected = self._runner.ordinary(ids, positions, meta, torch.arange(rows))
+        if self._states is not None and before is not None:
+            self._states.slots.copy_(before)
         self._compute(shape, graph, ids, positions, meta)
         spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
         found = self._batch.logits[:rows]
         deviation = ((found - expected) / spread).square().mean(dim=-1).sqrt().mean().item()
         if not deviation <= (0.0 if self._runner.is_exact else _TOLERANCE[self._runner.model.dtype]):
             raise InvariantViolated(f"the captured step gives other logits: mean relative deviation {deviation:.2g}")
+
+    def _begun(self, states: SlottedSteps, segments: list[Segment]) -> list[Segment]:
+        """Return those of ``segments`` that a graph serves together, with the states of a first token in their slots.
+
+        Only these have to be what a model leaves: other numbers might overflow.
+        """
+        served = segments[: states.padding]
+        if not states.serves(served):
+            served = served[:1]
+        firsts = [replace(segment, context=0) for segment in served]
+        meta = ForwardMeta.build(firsts, self._runner.pool.geometry.page_size, self._runner.pool.device)
+        rows = len(firsts)
+        ids = torch.arange(rows) * 7907 % self._runner.vocab_size
+        self._runner.ordinary(ids, torch.zeros(rows, dtype=torch.int64), meta, torch.arange(rows))
+        return served
 
     def _count_hooks(self) -> int:
         """Return the hooks on modules that any step would call: steps with rows of an adapter have no graph."""

@@ -1,36 +1,22 @@
-"""Checks for models that no worker on a GPU serves, by their configuration or plane map."""
+"""The check for models that no worker on a GPU serves, by their plane map."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from services.worker.engine.compressed import COMPRESSED_TYPES
 from services.worker.engine.kernel_limits import MAX_HEAD_DIM, MAX_RANK, MAX_ROPE
-from services.worker.engine.states.layers import state_layers
 from services.worker.kv.planes import HeadsKept, LatentsKept, PlaneMap, StateKept, latent_ranks
 from shared.errors import UnsupportedModel
-
-
-def check_states(config: Any) -> None:
-    """Raise UnsupportedModel for a model that only workers on CPUs serve, before it is loaded."""
-    if state_layers(config):
-        raise UnsupportedModel("its layers carry states, which only workers on CPUs keep so far")
-    if not set(COMPRESSED_TYPES).isdisjoint(getattr(config, "layer_types", None) or ()):
-        raise UnsupportedModel("its layers attend to compressed blocks, which only workers on CPUs keep so far")
 
 
 def check_device(planes: PlaneMap, device: str, *, is_exact: bool = False) -> None:
     """Raise UnsupportedModel for pages that attention on ``device``, or exact mode there, cannot read."""
     if planes.is_identity or torch.device(device).type == "cpu":
         return
-    if any(isinstance(layer.kept, StateKept) for layer in planes.layers):
-        raise UnsupportedModel(
-            f"its pages hold {planes.contents}, which only workers on CPUs read so far: choose --device cpu"
-        )
-    if is_exact and latent_ranks(planes):
+    has_states = any(isinstance(layer.kept, StateKept) for layer in planes.layers)
+    if is_exact and (has_states or latent_ranks(planes)):
         raise UnsupportedModel(f"--exact: its pages hold {planes.contents}, for which there is no exact kernel")
     too_wide = sorted(set(_too_wide(planes)))
     if too_wide:

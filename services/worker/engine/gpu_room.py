@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from services.worker.engine.forward_meta import ForwardMeta, Segment, pages_for
+from services.worker.engine.states.running import pages_beside_slots
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import PlaneMap
 from shared.errors import ConfigError
@@ -32,6 +33,10 @@ class PrefillRunner(Protocol):
     """The part of ``engine.model_runner.ModelRunner`` that a measurement uses."""
 
     pool: DevicePool
+
+    @property
+    def slots(self) -> torch.Tensor | None:
+        """States within pages, uint8 [slots + 1, nbytes]; None for a model without states."""
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
@@ -112,6 +117,7 @@ class Room:
     peak: int
     reserve: int
     fraction: float
+    slot_bytes: int = 0  # Of states within pages, for each of the slots beside the pool.
 
     @property
     def pool_bytes(self) -> int:
@@ -120,7 +126,7 @@ class Room:
 
     def pages(self, page_bytes: int) -> int:
         """Return how many pages fit. Raises ConfigError, with what takes the memory, when none does."""
-        pages = self.pool_bytes // page_bytes
+        pages = pages_beside_slots(self.pool_bytes, page_bytes, self.slot_bytes)
         if pages < 1:
             raise ConfigError(
                 f"the GPU has no memory left for KV: of {self.total // MIB} MiB, --device-memory-fraction "
@@ -146,8 +152,10 @@ def measure_room(
     try:
         pool = DevicePool.create(geometry, pages, device=device, shm_prefix="room", planes=planes)
         try:
-            _prefill(runner_of(pool), segments, min(wish.rows, wish.tokens))
-            peak = memory.peak_bytes() - pages * geometry.page_bytes
+            runner = runner_of(pool)
+            slots = runner.slots
+            _prefill(runner, segments, min(wish.rows, wish.tokens))
+            peak = memory.peak_bytes() - pages * geometry.page_bytes - (0 if slots is None else slots.nbytes)
         finally:
             pool.close()
     except torch.OutOfMemoryError as error:
@@ -155,7 +163,8 @@ def measure_room(
             f"a prefill of {wish.tokens} tokens does not fit on the GPU beside the weights: lower --max-batch-tokens, "
             f"or choose --tensor-parallel ({str(error).splitlines()[0]})"
         ) from error
-    return Room(memory.total_bytes(), memory.foreign_bytes(), peak, wish.reserve_bytes, wish.fraction)
+    slot_bytes = 0 if slots is None else slots.shape[1]
+    return Room(memory.total_bytes(), memory.foreign_bytes(), peak, wish.reserve_bytes, wish.fraction, slot_bytes)
 
 
 def prefill_segments(tokens: int, max_context: int, page_size: int) -> tuple[list[Segment], int]:

@@ -8,6 +8,7 @@ GPUs (:mod:`services.worker.engine.fused_gpu`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from services.worker.engine.causality import routes_tokens
 from services.worker.engine.chunks import expected_chunks
 from services.worker.engine.cpu_attention import CpuAttention
 from services.worker.engine.cuda_graphs import DecodeGraphs, capture_decode, longest_served
-from services.worker.engine.device_checks import check_device, check_states
+from services.worker.engine.device_checks import check_device
 from services.worker.engine.exactness import prove_exact, replaced_operators
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.found_model import FoundModel, find_model
@@ -51,9 +52,10 @@ from services.worker.engine.sample_row import SampleRow
 from services.worker.engine.sampler import choose_unread
 from services.worker.engine.seen_shape import seen_shape
 from services.worker.engine.shared_prefixes import MEMBERS
-from services.worker.engine.states.layers import carrying
+from services.worker.engine.states.captured import SlottedSteps
+from services.worker.engine.states.layers import StateModule, carrying
 from services.worker.engine.states.page_sizes import PAGE_TOKENS
-from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots
+from services.worker.engine.states.running import NoSlots, RunningSlots, StateSlots, slots_over
 from services.worker.engine.states.step import Slotted, StateStep, slot_memory
 from services.worker.engine.unread_tokens import Following, UnreadTokens, send_home
 from services.worker.engine.uploads import on_device
@@ -179,7 +181,6 @@ class ModelRunner:
         if prove is not None and torch.device(device).type == "cuda":
             # A checkpoint that does not say its type is proven again when it is loaded.
             kind = TORCH_DTYPES.get(dtype) or getattr(config, "dtype", None) or torch.bfloat16
-            check_states(config)
             shape = expected_shape(
                 config,
                 windows,
@@ -218,7 +219,12 @@ class ModelRunner:
             model,
             planes,
             longest,
-            lambda pool: make(pool, vocab_size=0, fused=own_forward(model, pool, found.states)),
+            lambda pool: make(
+                pool,
+                vocab_size=0,
+                fused=own_forward(model, pool, found.states, model_bytes=found.model_bytes),
+                states=found.states,
+            ),
             pages=pages,
             device_kv_bytes=device_kv_bytes,
             sizer=sizer,
@@ -240,7 +246,7 @@ class ModelRunner:
                 if fused is None and pool.device.type == "cpu":
                     pack_layers(model)
                 if found.attends_itself:
-                    fused = OwnAttention(model, pool, found.states)
+                    fused = OwnAttention(model, pool, found.states, model_bytes=found.model_bytes)
                 runner = make(
                     pool,
                     vocab_size=verification.vocab_size,
@@ -297,7 +303,18 @@ class ModelRunner:
     @property
     def state_slots(self) -> StateSlots:
         """New slots for layer states within pages; each thread that computes requests has one object of its own."""
-        return NoSlots() if self._slots is None else RunningSlots(self.geometry.page_size, len(self._slots))
+        return NoSlots() if self._slots is None else RunningSlots(self.geometry.page_size, len(self._slots) - 1)
+
+    @property
+    def slots(self) -> torch.Tensor | None:
+        """States within pages, uint8 [slots + 1, nbytes], the last of padding; None for a model without states."""
+        return self._slots
+
+    @property
+    def slotted_steps(self) -> SlottedSteps | None:
+        """The slots around captured steps; None for a model without states."""
+        modules = [each for each in self.states if isinstance(each, StateModule)]
+        return None if self._slots is None else SlottedSteps(modules, self.pool, self._slots)
 
     @property
     def attends_itself(self) -> bool:
@@ -350,10 +367,15 @@ class ModelRunner:
                 return logits
         if self._fused is not None:
             return self._fused.paged(ids, positions, meta, self._backend, last_rows)
-        if self._slots is not None:
-            with carrying(StateStep(meta, self.pool, self._slots)):
-                return self.run(ids, positions, self.paged_step(meta), last_rows)
-        return self.run(ids, positions, self.paged_step(meta), last_rows)
+        return self.ordinary(ids, positions, meta, last_rows)
+
+    @torch.inference_mode()
+    def ordinary(
+        self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute :meth:`forward` over the pool, launched kernel by kernel."""
+        with nullcontext() if self._slots is None else carrying(StateStep(meta, self.pool, self._slots)):
+            return self.run(ids, positions, self.paged_step(meta), last_rows)
 
     @property
     def launcher(self) -> ModelRunner | None:
@@ -506,6 +528,7 @@ def warm_up(runner: _Warmed) -> None:
     Overwrites the pool's first pages: call it before any request is admitted.
     """
     page_size, pages = runner.pool.geometry.page_size, runner.pool.pages
+    slots = slots_over(pages, runner.pool.device.type)
     room = min(runner.max_context, pages * page_size) - 1
     tokens = min(256, room)
     steps = [[(tokens, 0)], [(1, tokens)]]
@@ -516,7 +539,10 @@ def warm_up(runner: _Warmed) -> None:
     for step in steps:
         total = sum(rows for rows, _ in step)
         if total > 0:
-            segments = [Segment(rows, context, table, running=number) for number, (rows, context) in enumerate(step)]
+            # Where a tiny pool has fewer slots than a step has requests, they share some: nobody reads the logits.
+            segments = [
+                Segment(rows, context, table, running=number % slots) for number, (rows, context) in enumerate(step)
+            ]
             meta = ForwardMeta.build(segments, page_size, runner.pool.device)
             positions = torch.cat([torch.arange(context, context + rows) for rows, context in step])
             runner.forward(torch.zeros(total, dtype=torch.int64), positions, meta, torch.tensor([total - 1]))

@@ -22,6 +22,8 @@ def seen_shape(shape: ServedShape, model: Any, planes: PlaneMap) -> ServedShape:
     They show sinks, heads and latents. ``model`` attends through the attention interface.
     """
     calls = layout_of(model, (1, 2))
+    if not calls:  # All layers carry states.
+        return shape
     sinks = any(call.sinks is not None for call in calls)
     shape = msgspec.structs.replace(shape, geometry=planes.geometry, has_sinks=sinks)
     if planes.is_identity:

@@ -74,11 +74,16 @@ class StaticBatch:
     :class:`~services.worker.engine.forward_meta.SharedTensors`.
     """
 
-    def __init__(self, rows: int, pages: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, pages: int, vocab_size: int, device: torch.device, *, padding_slot: int | None = None
+    ) -> None:
         """Allocate the tensors for ``rows`` requests on ``device``; all rows are padding at first.
 
-        A request has up to ``pages`` pages.
+        A request has up to ``pages`` pages. For models whose layers carry states ``padding_slot`` is the slot of rows
+        of padding, and ``running`` int64 [rows] has the rows' slots.
         """
+        self._padding_slot = padding_slot
+        self.running = None if padding_slot is None else torch.full((rows,), padding_slot, device=device)
         self.ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self.slots = torch.full((rows,), PADDING, dtype=torch.int64, device=device)
@@ -113,6 +118,10 @@ class StaticBatch:
         self.page_table[:rows, : tensors.page_table.shape[1]].copy_(tensors.page_table)
         self.slots[rows:padded_rows].fill_(PADDING)
         self.context[rows:padded_rows].zero_()
+        if self.running is not None and self._padding_slot is not None:
+            (running,) = on_device((torch.tensor([each.running for each in meta.segments]),), self.slots.device)
+            self.running[:rows].copy_(running)
+            self.running[rows:padded_rows].fill_(self._padding_slot)
         self._share(tensors.shared, rows)
 
     def _share(self, shared: SharedTensors | None, rows: int) -> None:
@@ -132,6 +141,8 @@ class StaticBatch:
         """Fill the batch with padding: a step that changes nothing in the pool."""
         self.slots.fill_(PADDING)
         self.context.zero_()
+        if self.running is not None and self._padding_slot is not None:
+            self.running.fill_(self._padding_slot)
         self.row_keys.zero_()
         self.tile_keys.zero_()
         self._shares = False

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from services.worker.engine.device_checks import check_device, check_states
+from services.worker.engine.device_checks import check_device
 from services.worker.engine.found_model import check_attends_itself
 from services.worker.engine.gpu_room import CudaMemory, DeviceMemory, RoomWish, measure_room
 from services.worker.engine.model_faults import AttendsOtherwise, refusing
@@ -94,7 +94,6 @@ class RankModel:
     def _shape(self) -> ServedShape:
         """Return the shape that :meth:`join` will find. Raises ConfigError where the model does not divide."""
         start, config = self._start, self.config
-        check_states(config)
         check_divisible(config, start.ranks)
         shape = expected_shape(
             config,
@@ -181,7 +180,7 @@ class RankModel:
             pool,
             vocab_size=vocab_size,
             context=self.context,
-            fused=own_forward(self.model, pool),
+            fused=own_forward(self.model, pool, model_bytes=self.weight_bytes),
             proofs=self.proofs,
             states=self.states,
         )

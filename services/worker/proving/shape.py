@@ -7,6 +7,7 @@ have afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def expected_shape(
     ``windows`` and ``chunks`` are of its layers, and ``kv_dtype`` is the worker's setting.
     """
     first = layer_configs(config)[0]
+    if not getattr(first, "num_attention_heads", None):  # No layer attends, so any heads show as much.
+        first = SimpleNamespace(num_attention_heads=share.ranks, hidden_size=share.ranks * 64)
     geometry = KvGeometry(
         layers=len(windows),
         kv_heads=len(share.kv_heads(kv_heads_of(first))),

@@ -42,17 +42,15 @@ def keeps_apart(call: Call, arguments: Arguments, left: States) -> bool:
 
 
 def each_alone(call: Call) -> Call:
-    """Return ``call`` so that several sequences that go on are computed one by one."""
+    """Return ``call`` so that several sequences are computed one by one."""
 
     def called(arguments: Arguments, states: States | None) -> tuple[Any, States]:
-        if states is None:
-            return call(arguments, None)
         found = [
             call(
                 {name: _sequence(value, number) for name, value in arguments.items()},
-                {key: state[number : number + 1] for key, state in states.items()},
+                None if states is None else {key: state[number : number + 1] for key, state in states.items()},
             )
-            for number in range(len(next(iter(states.values()))))
+            for number in range(_size(arguments, 0))
         ]
         left = {key: torch.cat([each[key] for _, each in found]) for key in found[0][1]}
         return _side_by_side([output for output, _ in found]), left
@@ -80,7 +78,7 @@ def one_by_one(call: Call) -> Call:
         if states is None:
             return call(arguments, None)
         outputs = []
-        for row in range(_rows(arguments)):
+        for row in range(_size(arguments, 1)):
             output, states = call({name: _row(value, row) for name, value in arguments.items()}, states)
             outputs.append(output)
         return _joined(outputs), states
@@ -106,12 +104,12 @@ def _are_alike(one: Any, other: Any) -> bool:
     return bool((one - other).abs().max() <= _TOLERANCE * largest)
 
 
-def _rows(value: Any) -> int:
-    """Return the rows of the first tensor in ``value``; 0 where there is none."""
+def _size(value: Any, axis: int) -> int:
+    """Return the size of the first tensor in ``value`` along ``axis``; 0 where there is none."""
     if isinstance(value, torch.Tensor):
-        return value.shape[1]
+        return value.shape[axis]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return next((rows for rows in map(_rows, parts) if rows), 0)
+    return next((size for size in (_size(each, axis) for each in parts) if size), 0)
 
 
 def _row(value: Any, row: int) -> Any:

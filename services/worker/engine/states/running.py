@@ -16,6 +16,11 @@ from typing import Protocol
 RUNNING_SLOTS = 256
 """Requests that have a slot at once: as many as a worker runs (``device_bounds.MOST_RUNNING``)."""
 
+PAGES_A_SLOT = 4
+"""On a GPU, where slots take memory from the pool, it has as many pages as this for each slot, or more: requests of
+fewer pages are those without a slot, which repeat the rows of their last page.
+"""
+
 Key = tuple[str, int]
 """A request and its attempt."""
 
@@ -32,6 +37,28 @@ class StateSlots(Protocol):
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
         """Record a pass of these requests that ended well, each before the token named."""
 
+    def go_on(self, rows: Sequence[tuple[Key, int]]) -> bool:
+        """Return whether :meth:`begin` would have each of ``rows`` go on from its own token. Changes nothing."""
+
+
+def slots_over(pages: int, kind: str) -> int:
+    """Return the number of slots beside a pool of ``pages`` pages on a device of this kind, "cpu" or "cuda".
+
+    There are no more slots than pages: each request within a page has one of its own.
+    """
+    return min(RUNNING_SLOTS, pages if kind == "cpu" else max(1, pages // PAGES_A_SLOT))
+
+
+def pages_beside_slots(nbytes: int, page_bytes: int, slot_bytes: int) -> int:
+    """Return how many pages fit into ``nbytes`` of a GPU with the slots over them, and the slot of padding."""
+    nbytes -= slot_bytes  # The slot of padding.
+    pages = (nbytes - RUNNING_SLOTS * slot_bytes) // page_bytes
+    if pages < RUNNING_SLOTS * PAGES_A_SLOT:
+        pages = nbytes * PAGES_A_SLOT // (page_bytes * PAGES_A_SLOT + slot_bytes)
+        if pages < PAGES_A_SLOT:  # One slot at least.
+            pages = (nbytes - slot_bytes) // page_bytes
+    return max(0, pages)
+
 
 class NoSlots:
     """No slots, for models without states."""
@@ -42,6 +69,10 @@ class NoSlots:
 
     def reached(self, ends: Iterable[tuple[Key, int]]) -> None:
         """Do nothing: there are no states to record."""
+
+    def go_on(self, rows: Sequence[tuple[Key, int]]) -> bool:
+        """Return True: nothing but K and V is needed of earlier tokens."""
+        return True
 
 
 @dataclass(slots=True)
@@ -71,6 +102,10 @@ class RunningSlots:
         for key, end in ends:
             if key in self._held:
                 self._held[key].as_of = end
+
+    def go_on(self, rows: Sequence[tuple[Key, int]]) -> bool:
+        """Return whether each request's slot holds its state as of its own token; see ``StateSlots``."""
+        return all(key in self._held and self._held[key].as_of == start for key, start in rows)
 
     def _begin(self, key: Key, start: int, taken: set[Key]) -> tuple[int, int]:
         held = self._held.get(key) or self._take(key, taken)

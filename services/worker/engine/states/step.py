@@ -5,8 +5,8 @@ Pieces are cut by :mod:`services.worker.engine.states.pieces`. Those of one leng
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,8 @@ from services.worker.engine.states.carried import pack, unpack
 from services.worker.engine.states.going_on import Arguments
 from services.worker.engine.states.layers import StateModule
 from services.worker.engine.states.pieces import Piece, cut, in_order
-from services.worker.engine.states.running import RUNNING_SLOTS
+from services.worker.engine.states.running import slots_over
+from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 
 
@@ -28,12 +29,12 @@ class _Places:
     numbers: torch.Tensor
 
     @classmethod
-    def of(cls, numbers: Sequence[int], device: torch.device) -> _Places | None:
+    def of(cls, numbers: Sequence[int]) -> _Places | None:
         """Return the places of ``numbers`` that are not -1; None where there are none."""
         kept = [(piece, number) for piece, number in enumerate(numbers) if number >= 0]
         if not kept:
             return None
-        both = torch.tensor(kept, dtype=torch.int64).T.contiguous().to(device)
+        both = torch.tensor(kept, dtype=torch.int64).T.contiguous()
         return cls(both[0], both[1])
 
 
@@ -50,8 +51,8 @@ class _Group:
     to_slots: _Places | None
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], written: set[int], device: torch.device) -> _Group:
-        """Return the group of ``pieces``.
+    def of(cls, pieces: Sequence[Piece], written: set[int]) -> _Group:
+        """Return the group of ``pieces``, with numbers on the host.
 
         ``written`` are the pages that earlier pieces fill; the pages of these are added, and only the first piece that
         fills a page writes it.
@@ -63,13 +64,40 @@ class _Group:
         rows = [torch.arange(piece.first_row, piece.first_row + piece.rows) for piece in pieces]
         return cls(
             count=len(pieces),
-            rows=torch.cat(rows).to(device),
+            rows=torch.cat(rows),
             begins=pieces[0].begins,
-            from_pages=_Places.of([piece.source_page for piece in pieces], device),
-            from_slots=_Places.of([piece.source_slot for piece in pieces], device),
-            to_pages=_Places.of(targets, device),
-            to_slots=_Places.of([piece.target_slot for piece in pieces], device),
+            from_pages=_Places.of([piece.source_page for piece in pieces]),
+            from_slots=_Places.of([piece.source_slot for piece in pieces]),
+            to_pages=_Places.of(targets),
+            to_slots=_Places.of([piece.target_slot for piece in pieces]),
         )
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All its numbers."""
+        places = (self.from_pages, self.from_slots, self.to_pages, self.to_slots)
+        return [self.rows, *(each for place in places if place for each in (place.pieces, place.numbers))]
+
+    def of_tensors(self, tensors: Iterator[torch.Tensor]) -> _Group:
+        """Return the group with the next of ``tensors``, in the order of :attr:`tensors`, in place of its own."""
+
+        def next_places(places: _Places | None) -> _Places | None:
+            return places and _Places(next(tensors), next(tensors))
+
+        return replace(
+            self,
+            rows=next(tensors),
+            from_pages=next_places(self.from_pages),
+            from_slots=next_places(self.from_slots),
+            to_pages=next_places(self.to_pages),
+            to_slots=next_places(self.to_slots),
+        )
+
+
+def _sent(groups: Sequence[_Group], device: torch.device) -> list[_Group]:
+    """Return ``groups`` with their numbers on ``device``, in one copy."""
+    tensors = iter(on_device([each for group in groups for each in group.tensors], device))
+    return [group.of_tensors(tensors) for group in groups]
 
 
 class Slotted(Protocol):
@@ -83,11 +111,13 @@ class Slotted(Protocol):
 def slot_memory(modules: Sequence[Slotted], pages: int, device: torch.device) -> torch.Tensor:
     """Return memory for the states within pages of requests over a pool of ``pages`` pages, uint8 [slots, nbytes].
 
-    On a CPU an unused slot takes no memory. There are no more slots than pages: each request within a page has one of
-    its own.
+    The last slot is for rows of padding (:mod:`services.worker.engine.states.captured`). On a CPU an unused slot takes
+    no memory.
     """
     nbytes = sum(module.nbytes for module in modules)
-    return torch.empty((min(RUNNING_SLOTS, pages), nbytes), dtype=torch.uint8, device=device)
+    slots = torch.empty((slots_over(pages, device.type) + 1, nbytes), dtype=torch.uint8, device=device)
+    slots[-1].zero_()
+    return slots
 
 
 class StateStep:
@@ -97,9 +127,8 @@ class StateStep:
         """``slots`` uint8 [slots, nbytes] holds the states within pages."""
         self._meta, self._pool, self._slots = meta, pool, slots
         written: set[int] = set()
-        self._groups = [
-            _Group.of(pieces, written, pool.device) for pieces in in_order(cut(meta.segments, meta.page_size))
-        ]
+        groups = [_Group.of(pieces, written) for pieces in in_order(cut(meta.segments, meta.page_size))]
+        self._groups = _sent(groups, pool.device)
         self._reads_pages = any(group.from_pages is not None for group in self._groups)
 
     def carry(self, module: StateModule, arguments: Arguments) -> Any:

@@ -48,6 +48,7 @@ def as_on_gpu(runner: ModelRunner, way: str) -> ModelRunner:
     other.device = torch.device("cuda:0")
     made = ModelRunner(runner.model, other, vocab_size=runner.vocab_size, proofs=proofs)
     other.device = torch.device("cpu")
+    made.states, made._slots = runner.states, runner.slots
     return made
 
 
@@ -60,8 +61,8 @@ def logits(directory: Path, page_size: int, way: str) -> tuple[list[np.ndarray],
             each.pool.tensor.zero_()
             tables = page_tables(each, list(LENGTHS), seed=4)
             requests = [
-                Request(random_prompt(length, seed=length), table)
-                for length, table in zip(LENGTHS, tables, strict=True)
+                Request(random_prompt(length, seed=length), table, slot=slot)
+                for slot, (length, table) in enumerate(zip(LENGTHS, tables, strict=True))
             ]
             made = [run_step(each, [(requests[number], rows) for number, rows in step]).numpy() for step in STEPS]
             found.append([*made, each.pool.tensor.numpy().copy()])

@@ -13,6 +13,7 @@ import torch
 from services.worker.config import WorkerConfig
 from services.worker.engine.gpu_room import PrefillRunner, Room, RoomWish, RunnerOf, measure_room, prefill_segments
 from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.states.running import RUNNING_SLOTS
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import PlaneMap, identity_map
 from services.worker.pool_sizing import cpu_sizer, gpu_sizer
@@ -61,6 +62,13 @@ def test_the_pool_gets_what_the_fraction_leaves() -> None:
 
     assert room.pool_bytes == 17 * GIB
     assert room.pages(MIB) == 17 * 1024
+
+
+def test_slots_of_states_take_their_part() -> None:
+    """As many as requests may run, and the one of padding."""
+    room = Room(total=80 * GIB, foreign=2 * GIB, peak=20 * GIB, reserve=GIB, fraction=0.5, slot_bytes=MIB)
+
+    assert room.pages(MIB) == 17 * 1024 - RUNNING_SLOTS - 1
 
 
 def test_a_device_that_is_full_is_refused_with_figures() -> None:

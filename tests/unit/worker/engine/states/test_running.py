@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from services.worker.engine.states.running import NoSlots, RunningSlots
+import pytest
+
+from services.worker.engine.states.running import (
+    PAGES_A_SLOT,
+    RUNNING_SLOTS,
+    NoSlots,
+    RunningSlots,
+    pages_beside_slots,
+    slots_over,
+)
 
 _A, _B, _C = ("a", 1), ("b", 1), ("c", 1)
 
@@ -79,3 +88,39 @@ def test_without_states_everybody_begins_where_it_is() -> None:
     slots.reached([(_A, 6)])
 
     assert slots.begin([(_A, 6), (_B, 3)]) == [(6, -1), (3, -1)]
+
+
+def test_only_who_is_where_its_slot_is_goes_on() -> None:
+    """And asking changes nothing."""
+    slots = RunningSlots(page_size=4, slots=2)
+    slots.begin([(_A, 0), (_B, 0)])
+    slots.reached([(_A, 6), (_B, 8)])
+
+    assert slots.go_on([(_A, 6), (_B, 8)])
+    assert not slots.go_on([(_A, 6), (_B, 7)])
+    assert not slots.go_on([(_C, 8)])
+    assert slots.begin([(_A, 6)]) == [(6, 0)]
+    assert not slots.go_on([(_A, 6)])
+    assert NoSlots().go_on([(_A, 3)])
+
+
+@pytest.mark.parametrize("slot_bytes", [0, 1, 700, 5000, 900_000])
+@pytest.mark.parametrize("nbytes", [0, 900, 12_000, 99_999, 10_000_000, 10**10])
+def test_pages_and_slots_take_the_memory_that_there_is(nbytes: int, slot_bytes: int) -> None:
+    """With as many more as have a slot they would exceed it."""
+
+    def taken(pages: int) -> int:
+        return pages * 1000 + (slots_over(pages, "cuda") + 1) * slot_bytes
+
+    pages = pages_beside_slots(nbytes, 1000, slot_bytes)
+
+    assert pages == 0 or taken(pages) <= nbytes
+    assert taken(pages + PAGES_A_SLOT) > nbytes
+
+
+def test_a_gpu_has_fewer_slots_than_a_cpu() -> None:
+    """There they take memory whether they are used or not."""
+    assert (slots_over(100, "cpu"), slots_over(100, "cuda")) == (100, 100 // PAGES_A_SLOT)
+    assert (slots_over(3, "cuda"), slots_over(10**6, "cuda"), slots_over(10**6, "cpu")) == (
+        1, RUNNING_SLOTS, RUNNING_SLOTS,
+    )  # fmt: skip

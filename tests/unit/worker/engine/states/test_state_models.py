@@ -82,6 +82,20 @@ def test_prefix_hits_change_no_token(
     assert second.output == truth(family).greedy([*shared, *suffix], NEW_TOKENS, ignore_eos=True)
 
 
+@pytest.mark.parametrize("family", ["rwkv", "bamba"])
+def test_prompts_of_one_token_begin_in_the_same_step(family: str, load_runner: LoadRunner) -> None:
+    """RWKV's layers mix sequences of one token up, those that begin too."""
+    runner = load_runner(family)
+    tables = page_tables(runner, [16] * 4, seed=1)
+    requests = [Request(random_prompt(1, seed=slot), table, slot=slot) for slot, table in enumerate(tables)]
+
+    together = run_step(runner, [(request, 1) for request in requests])
+
+    for request, logits in zip(requests, together, strict=True):
+        request.computed = 0
+        torch.testing.assert_close(run_step(runner, [(request, 1)])[0], logits, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("source", ["from_pages", "from_slots"])
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen4_exp", "bamba", "lfm2", "mamba"])
 def test_a_model_whose_states_are_forgotten_is_refused(
