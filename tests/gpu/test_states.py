@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +23,18 @@ pytestmark = [
 NEW_TOKENS = 40
 
 
+def decided(truth: Reference, length: int, seeds: Iterator[int]) -> list[int]:
+    """A prompt behind which rounding decides no token."""
+    return truth.decided(lambda: random_prompt(length, seed=next(seeds)), NEW_TOKENS, ignore_eos=True)
+
+
 @pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("family", STATE_FAMILIES)
 def test_tokens_equal_generate(family: str, has_graphs: bool, tmp_path: Path) -> None:
     """Chunks that end within pages and with them, and decode steps over the ends of pages, in mixed batches."""
     directory = make_state_checkpoint(family, tmp_path)
-    truth, seeds = Reference(directory), iter(range(1000))
-    prompts = [
-        truth.decided(lambda n=length: random_prompt(n, seed=next(seeds)), NEW_TOKENS, ignore_eos=True)
-        for length in (5, 32, 75)
-    ]
+    truth, seeds = Reference(directory), itertools.count()
+    prompts = [decided(truth, length, seeds) for length in (5, 32, 75)]
     runner = ModelRunner.load(
         directory, dtype="float32", device="cuda", page_size=16, device_kv_bytes=None, pages=256, threads=0,
         shm_prefix=shm_prefix("states"),

@@ -26,7 +26,6 @@ RANKS = 2
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.device_count() < RANKS, reason=f"needs {RANKS} NVIDIA GPUs"
     ),

@@ -539,7 +539,7 @@ def warm_up(runner: _Warmed) -> None:
     for step in steps:
         total = sum(rows for rows, _ in step)
         if total > 0:
-            # Where a tiny pool has fewer slots than a step has requests, they share some: nobody reads the logits.
+            # Where a tiny pool has fewer slots than a step has requests, they share some: no logits are read.
             segments = [
                 Segment(rows, context, table, running=number % slots) for number, (rows, context) in enumerate(step)
             ]
