@@ -23,11 +23,12 @@ def runs_of(packed: bytes) -> bytes:
     pages = np.frombuffer(packed, dtype="<i4")
     if not len(pages):
         return b""
-    before, behind = pages[:-1], pages[1:]
-    goes_on = np.where(before < 0, behind == before, behind == before + 1)
-    starts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
-    counts = np.diff(np.append(starts, len(pages)))
-    return np.stack((pages[starts], counts), axis=1).astype("<i4").tobytes()
+    begins = np.flatnonzero(pages[1:] - pages[:-1] != (pages[:-1] >= 0)) + 1
+    starts = np.empty(len(begins) + 2, dtype=np.int64)
+    starts[0], starts[1:-1], starts[-1] = 0, begins, len(pages)
+    runs = np.empty((len(begins) + 1, 2), dtype="<i4")
+    runs[:, 0], runs[:, 1] = pages[starts[:-1]], starts[1:] - starts[:-1]
+    return runs.tobytes()
 
 
 def pages_of(runs: bytes) -> bytes:
@@ -43,9 +44,11 @@ def pages_of(runs: bytes) -> bytes:
     total = int(counts.sum())
     if counts.min() < 1 or total > MOST_PAGES:
         raise CodecError(f"runs of {total} pages, the shortest of {counts.min()}, are no list")
-    places = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    pages = np.repeat(firsts, counts) + np.where(np.repeat(firsts, counts) < 0, 0, places)
-    return pages.astype("<i4").tobytes()
+    pages = firsts.repeat(counts)
+    places = np.arange(total) - (counts.cumsum() - counts).repeat(counts)
+    places[pages < 0] = 0
+    packed: bytes = (pages + places).astype("<i4").tobytes()
+    return packed
 
 
 def _columns(runs: bytes) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -162,7 +162,7 @@ def _begin(gateway: Gateway, http: Request, asked: Asked) -> None:
     for choice in generation.choices:
         choice.started_s, choice.submitted_ns = gateway.clock(), gateway.wall_ns()
     http_id = http.scope.get("state", {}).get("request_id", "")
-    gateway.recent.begin(generation, http_id=http_id, endpoint=http.url.path, conversation=asked.conversation)
+    gateway.recent.begin(generation, http_id=http_id, endpoint=http.scope["path"], conversation=asked.conversation)
 
 
 async def _explain(gateway: Gateway, http: Request, generation: Generation, view: AnswerView) -> None:

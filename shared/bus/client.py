@@ -7,6 +7,7 @@ the minor release for that, and tests over real servers run each of them.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import ssl
 from collections.abc import Callable
@@ -15,15 +16,23 @@ from typing import Any
 import nats.aio.client
 import nats.errors
 from nats.aio.transport import TcpTransport
-from nats.protocol.command import pub_cmd
+from nats.protocol.command import hpub_cmd, pub_cmd
+from nats.protocol.parser import AWAITING_CONTROL_LINE
 
+from shared import logs
 from shared.bus.access import Access
+from shared.bus.heard import Heard, cut
 from shared.errors import ConfigError
 
 FAREWELL_S = 1.0
 
 BUFFERED_BYTES = 64 * 1024
 """Bytes in a connection's buffer up to which commands are written without waiting for room."""
+
+_BLANK = re.compile(r"[\s\0]")
+_LINE_END = re.compile(r"[\r\n\0]")
+
+_log = logs.get_logger("bus")
 
 
 class InTheClear(nats.errors.Error):  # type: ignore[misc]  # nats-py has no types.
@@ -49,6 +58,7 @@ class Transport(TcpTransport):  # type: ignore[misc]
         """Begin without a connection."""
         super().__init__()
         self._is_broken = False
+        self.is_read_out = False  # Whether everything that came was read, and a task waits for more.
 
     def __bool__(self) -> bool:
         """Return True, also before there is a connection."""
@@ -75,6 +85,28 @@ class Transport(TcpTransport):  # type: ignore[misc]
             self._is_broken = True
             self._bare_io_writer.transport.abort()
             raise
+
+    def on_bytes(self, hear: Callable[[bytes], bytes]) -> None:
+        """Give what comes to ``hear``, in the turn in which it comes, and only what that returns to readers."""
+        reader = self._io_reader
+        keep, self.is_read_out = reader.feed_data, False
+
+        def feed_data(data: bytes) -> None:
+            left = hear(data)
+            if left:
+                self.is_read_out = False
+                keep(left)
+
+        reader.feed_data = feed_data
+
+    async def read(self, buffer_size: int) -> bytes:
+        """Return what has come, at least a byte; b"" at the end of the connection."""
+        self.is_read_out = True
+        try:
+            got: bytes = await super().read(buffer_size)
+            return got
+        finally:
+            self.is_read_out = False
 
     async def wait_closed(self) -> None:
         """Wait for the end of the connection, at most FAREWELL_S; then abort it."""
@@ -130,10 +162,10 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
             raise nats.errors.Error(error.message) from error
 
     async def hear(self, subject: str, hearer: Callable[[Any], None]) -> Any:
-        """Subscribe; ``hearer`` is called with each message as it is read, and must be quick.
+        """Subscribe; ``hearer`` is called with each message (:class:`~shared.bus.heard.Heard`) and must be quick.
 
-        nats-py would put each message into a queue, from which a task of the subscription takes it in the loop's next
-        turn.
+        It is called in the turn of the loop in which the bytes come. nats-py would wake a task that reads, which puts
+        each message into a queue, from which a task of the subscription takes it.
         """
 
         async def heard_early(message: Any) -> None:
@@ -152,36 +184,88 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         hearer = self._hearers.get(sid)
         if hearer is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        message = self._build_message(sid, subject, reply, data, await self._process_headers(headers))
+        else:
+            self._tell(hearer, Heard(subject.decode(), reply.decode(), data, headers or b""))
+
+    def _hear_now(self, data: bytes) -> bytes:
+        """Hear the whole messages at the front of ``data``; return what is left to nats-py.
+
+        That is everything as long as nats-py has not done all that came before.
+        """
+        at = 0
+        is_next = self._transport.is_read_out and not self._ps.buf and self._ps.state == AWAITING_CONTROL_LINE
+        while is_next and self.is_connected and (found := cut(data, at)) is not None:
+            hearer = self._hearers.get(found.number)
+            if hearer is None:
+                break
+            self._tell(hearer, found.message)
+            at = found.end
+        return data[at:]
+
+    def _tell(self, hearer: Callable[[Any], None], message: Heard) -> None:
         try:
             hearer(message)
-        except Exception as error:
-            # Raised any further it would end the task that reads.
-            await self._error_cb(error)
+        except Exception:
+            _log.exception("hearer_failed", subject=message.subject)
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT002 - it is nats-py's.
         # nats-py wakes a task to write. Here the commands of one turn of the loop are written at its end without one;
         # only where the connection has no room does that task wait for it.
-        if force_flush or not self.is_connected or not self._flush_queue.empty() or not self._transport.has_room:
+        if force_flush or not self.is_connected or not self._has_room:
             return await super()._flush_pending(force_flush)
-        if not self._writes_soon:
-            self._writes_soon = True
-            asyncio.get_running_loop().call_soon(self._write_pending)
+        self._write_soon()
         return None
+
+    @property
+    def _has_room(self) -> bool:
+        return self._flush_queue.empty() and self._pending_data_size < BUFFERED_BYTES and self._transport.has_room
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Publish at the end of this turn of the loop, behind all earlier messages; wait only for room."""
+        if self._put(subject, payload, reply, headers):
+            self._write_soon()
+        else:
+            await super().publish(subject, payload, reply, headers)
 
     def publish_now(self, subject: str, payload: bytes) -> bool:
         """Publish before this returns, behind all earlier messages; return False where the connection has no room.
 
         ``payload`` has at most ``max_payload`` bytes, and there is a connection.
         """
-        if not self._flush_queue.empty() or not self._transport.has_room:
+        if not self._put(subject, payload, "", None):
             return False
-        self._pending.append(pub_cmd(subject, "", payload))
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += len(payload)
         self._write_pending()
         return True
+
+    def _put(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> bool:
+        """Queue a command for the connection; return False where there is no room, or nats-py has to say what is wrong.
+
+        Raises nats.errors.Error for a subject, or a header, that the server would read as something else.
+        """
+        if not self.is_connected or not self._has_room or len(payload) > self._max_payload:
+            return False
+        if not subject or _BLANK.search(subject) or _BLANK.search(reply):
+            raise nats.errors.BadSubjectError
+        if headers:
+            lines = [name + ": " + value for name, value in headers.items()]  # Not by format: nats-py's are of an enum.
+            if any(_LINE_END.search(line) for line in lines):
+                raise nats.errors.Error("a header with a line break")
+            head = "\r\n".join(("NATS/1.0", *lines, "", "")).encode()
+            command = hpub_cmd(subject, reply, head, payload)
+        else:
+            command = pub_cmd(subject, reply, payload)
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        return True
+
+    def _write_soon(self) -> None:
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
 
     def _write_pending(self) -> None:
         self._writes_soon = False
@@ -218,6 +302,7 @@ class Client(nats.aio.client.Client):  # type: ignore[misc]
         if not self.is_connected:
             # Neither PONG nor -ERR came back; nats-py would take the connection for established.
             raise Hung
+        self._transport.on_bytes(self._hear_now)
 
 
 def credentials(access: Access) -> dict[str, Any]:

@@ -219,7 +219,10 @@ class NatsBus:
         self._require(data)
         if self._client.is_clustered and matches(subjects.OUTPUTS, subject):
             return False  # Such a message has to be acknowledged.
-        is_published: bool = self._client.publish_now(subject, data)
+        try:
+            is_published: bool = self._client.publish_now(subject, data)
+        except nats.errors.Error as error:
+            raise Unavailable(f"the message broker failed: {error!r}") from error
         return is_published
 
     async def beat(self, subject: str, data: bytes) -> None:

@@ -72,3 +72,5 @@ async def within(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
         while not running.done():
             running.cancel()
             await asyncio.wait({running}, timeout=_CANCEL_AGAIN_S)
+        if not running.cancelled():
+            running.exception()  # Retrieve what it failed with when it was cut off, which no other code asks for.

@@ -175,8 +175,7 @@ class Tail:
         if self._broken:
             return
         self._heard = asyncio.get_running_loop().time()
-        headers = message.headers
-        if headers and "Status" in headers and not message.data:
+        if not message.data and "Status" in (headers := message.headers or {}):
             self._controlled(message, headers)
             return
         fields = message.reply.split(".")

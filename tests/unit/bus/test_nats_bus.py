@@ -154,3 +154,25 @@ async def test_nothing_is_published_now_where_there_is_no_room() -> None:
 
     assert not client.publish_now("tc.status", b"data")
     assert client._pending == []
+
+
+async def test_no_subject_and_no_header_is_read_as_another_command(nats_server: NatsServer) -> None:
+    """Ids of other processes become parts of subjects and headers."""
+    bus = await connect([nats_server.url], "test")
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def note(delivery: Delivery) -> None:
+        arrived.put_nowait(delivery.data)
+
+    await bus.subscribe("tc.status", note)
+    with pytest.raises(Unavailable):
+        await bus.publish("tc.tokens.a 0\r\n\r\nPUB tc.status", b"smuggled")
+    with pytest.raises(Unavailable):
+        bus.publish_now("tc.tokens.a 0\r\n\r\nPUB tc.status", b"smuggled")
+    with pytest.raises(Unavailable):
+        await bus.publish("tc.status", b"smuggled", {"tc-number": "1\r\nNats-Msg-Id: 2"})
+    await bus.publish("tc.status", b"plain")
+    first = await asyncio.wait_for(arrived.get(), 20)
+    await bus.close()
+
+    assert first == b"plain"

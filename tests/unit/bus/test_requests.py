@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import nats.errors
@@ -91,6 +92,25 @@ async def test_what_tries_over_and_over_ends_with_its_time_though_it_misses_a_ca
         await requests.within(tries_for_ever(), 0.0)
 
     assert missed == 3
+
+
+async def test_what_fails_once_its_time_is_over_is_not_complained_of() -> None:
+    """Its caller has an error already, so that nobody asks for another."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+
+    async def fails_when_cancelled() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise nats.errors.ConnectionClosedError from None
+
+    with pytest.raises(TimeoutError):
+        await requests.within(fails_when_cancelled(), 0.0)
+    await asyncio.sleep(0)  # The event loop lets go of it.
+    gc.collect()
+
+    assert complaints == []
 
 
 async def test_who_is_cancelled_while_something_has_its_time_leaves_nothing_behind() -> None:
