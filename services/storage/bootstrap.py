@@ -17,6 +17,7 @@ from shared.bus import nats_bus
 from shared.lifecycle import Lifecycle
 from shared.membership import Readiness
 from shared.memory import reap
+from shared.native.page_units import native_hash
 from shared.tracing import Tracer
 
 _log = logs.get_logger("storage")
@@ -41,6 +42,8 @@ async def _serve(config: StorageConfig, life: Lifecycle, tracer: Tracer | None) 
     if not os.environ.get("THERMOCLINE_SUPERVISED"):
         # A supervisor has checked it before the first start; a later start must not end a cell that can serve.
         await life.in_thread(check_tiers, config)
+    # Compiled now, at this machine's first start, and not when the first chunk is waited for.
+    await life.in_thread(native_hash)
     media = await life.in_thread(open_media, config)
     loop = asyncio.get_running_loop()
     # Always handled: the signal to read keys again must not end a storage that has none.

@@ -98,12 +98,12 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def payload_bytes(self) -> int:
         """Bytes of the pages."""
-        return chunk_bytes(self.geometry)
+        return payload_nbytes(self.geometry)
 
     @property
     def checksums(self) -> Checksums:
         """Checksums uint64 [pages, units], a view of :attr:`checksum_table`; not for a sealed header."""
-        return np.frombuffer(self.checksum_table, "<u8").reshape(-1, self.geometry.units)
+        return np.frombuffer(self.checksum_table, "<u8").reshape(pages_shape(self.geometry)[:2])
 
     @property
     def hides_names(self) -> bool:
@@ -121,30 +121,41 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
         return blob_nbytes(self.geometry)
 
 
-# A process has few geometries, and each chunk is checked against one.
-_geometry_id = lru_cache(maxsize=64)(geometry_id)
+# A process has few geometries, and each chunk is laid out by one and checked against it.
+_of_geometry = lru_cache(maxsize=64)
+_geometry_id = _of_geometry(geometry_id)
+payload_nbytes = _of_geometry(chunk_bytes)
 
 
+@_of_geometry
 def table_nbytes(geometry: KvGeometry) -> int:
     """Return the bytes of the tables: the tokens and one checksum for each page and unit."""
     checksums = chunk_pages(geometry.page_size) * geometry.units * _CHECKSUM.size
     return chunk_tokens(geometry.page_size) * TOKEN_BYTES + checksums
 
 
+@_of_geometry
+def pages_shape(geometry: KvGeometry) -> tuple[int, int, int]:
+    """Return the shape of a chunk's pages: pages, units, unit_bytes."""
+    return chunk_pages(geometry.page_size), geometry.units, geometry.unit_bytes
+
+
+@_of_geometry
 def header_nbytes(geometry: KvGeometry) -> int:
     """Return the offset of the payload in bytes; whole blocks."""
     return whole_blocks(FIXED_BYTES + SEALING_BYTES + table_nbytes(geometry))
 
 
+@_of_geometry
 def blob_nbytes(geometry: KvGeometry) -> int:
     """Return the bytes of any blob of this geometry, sealed or not; whole blocks."""
-    return whole_blocks(header_nbytes(geometry) + chunk_bytes(geometry))
+    return whole_blocks(header_nbytes(geometry) + payload_nbytes(geometry))
 
 
 def payload_view(blob: memoryview, geometry: KvGeometry) -> memoryview:
     """Return the pages in an unsealed blob, one after the other, ``geometry.page_bytes`` each."""
     start = header_nbytes(geometry)
-    return blob[start : start + chunk_bytes(geometry)]
+    return blob[start : start + payload_nbytes(geometry)]
 
 
 def page_identities(parent: bytes, tokens: bytes, geometry: KvGeometry) -> bytes:
@@ -313,7 +324,7 @@ def _read_fixed(head: memoryview, nbytes: int) -> tuple[ChunkHeader, int]:
         )
         is_sound = (
             not geometry.fault()
-            and (header_bytes, payload_bytes) == (header_nbytes(geometry), chunk_bytes(geometry))
+            and (header_bytes, payload_bytes) == (header_nbytes(geometry), payload_nbytes(geometry))
             and (pages, layer_end) == (chunk_pages(page_size), layers)
             and text_of(checksum_name) == CHECKSUM
             and flags == (IS_SEALED if text_of(key_id) else 0)

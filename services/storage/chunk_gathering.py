@@ -1,9 +1,10 @@
 """Copies of a chunk's pages from the pools into a buffer, and from a buffer into a pool. Blocking: for I/O threads.
 
 Pages are hashed once. Pages of the host pool must hash to the checksums of the pool's own table, which the chunk's
-header then carries; pages of a device are hashed here for the first time; and pages for the host pool were verified
-against their header before, so that its checksums are written, not computed. For chunks of hidden states the host pool
-is the hidden pool, to which workers write too: pages that they overwrite are found in the same way.
+header then carries; pages of a device are hashed here for the first time; and pages for the host pool are verified
+against their header before they are sealed, so that its checksums are written, not computed. For chunks of hidden
+states the host pool is the hidden pool, to which workers write too: pages that they overwrite are found in the same
+way.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from services.storage.chunk_format import Checksums, payload_view
-from services.storage.chunk_payload import hash_payload
+from services.storage.chunk_format import Checksums, ChunkHeader, payload_view
+from services.storage.chunk_payload import hash_payload, verify_payload
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.save_check import NOWHERE, SaveChunk
 from services.storage.mover import merge_runs
@@ -63,30 +64,38 @@ def gather_chunk(chunk: SaveChunk, blob: memoryview, host: HostPoolView, device:
 def scatter_chunk(chunk: FetchChunk, blob: memoryview, checksums: Checksums, host: HostPoolView) -> None:
     """Copy the wanted pages of a verified chunk into the host pool, and seal them with its ``checksums``."""
     pages = pages_of(blob, host.geometry)
-    identities = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)
     kept = np.flatnonzero(chunk.host_pages != NOWHERE).astype(np.int32)
-    put_pages(host, kept, chunk.host_pages[kept], pages, checksums, identities)
+    targets = chunk.host_pages[kept]
+    host.clear(targets)
+    for first, into, count in _runs(kept, targets):
+        host.pages[into : into + count] = pages[first : first + count]
+    _seal(chunk, kept, checksums, host)
 
 
-def put_pages(
-    host: HostPoolView,
-    sources: npt.NDArray[np.int32],
-    targets: npt.NDArray[np.int32],
-    pages: npt.NDArray[np.uint8],
-    checksums: Checksums,
-    identities: npt.NDArray[np.uint8],
-) -> None:
-    """Copy verified ``pages[sources]`` to the host pages ``targets`` (int32 [n] both), and seal them.
+def verify_into(chunk: FetchChunk, blob: memoryview, header: ChunkHeader, host: HostPoolView) -> None:
+    """Do as :func:`scatter_chunk` with an opened chunk, and verify its payload on the way.
 
-    ``checksums`` and ``identities`` have a row for each page. A page is cleared before its bytes change, and its
-    identity is written last, so a reader never finds half a page.
+    Raises IntegrityError as ``verify_payload`` does; the wanted pages hold nothing then.
     """
-    for first, into, count in _runs(sources, targets):
-        source, target = slice(first, first + count), slice(into, into + count)
-        host.clear(target)
-        host.pages[target] = pages[source]
-        host.checksums[target] = checksums[source]
-        host.identities[target] = identities[source]
+    kept = np.flatnonzero(chunk.host_pages != NOWHERE)
+    host.clear(chunk.host_pages[kept])
+    _seal(chunk, kept, verify_payload(blob, header, host.pages, chunk.host_pages), host)
+
+
+def seal_pages(
+    host: HostPoolView, targets: npt.NDArray[np.int32], checksums: Checksums, identities: npt.NDArray[np.uint8]
+) -> None:
+    """Seal cleared host pages whose bytes are there and right; ``checksums`` and ``identities`` have a row for each.
+
+    A page is cleared before its bytes change, and its identity is written last, so a reader never finds half a page.
+    """
+    host.checksums[targets] = checksums
+    host.identities[targets] = identities
+
+
+def _seal(chunk: FetchChunk, kept: npt.NDArray[np.integer], checksums: Checksums, host: HostPoolView) -> None:
+    identities = np.frombuffer(chunk.identities, np.uint8).reshape(-1, DIGEST_BYTES)
+    seal_pages(host, chunk.host_pages[kept], checksums[kept], identities[kept])
 
 
 def _runs(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:

@@ -48,13 +48,20 @@ def verify_chunk(
     identities ``header.identities`` and the checksums ``header.checksums``: both go into the host pool as they are.
     Raises IntegrityError with a code of ``chunk_format`` or ``wrong_key``, and ConfigError when the key is not there.
     """
+    header = open_chunk(blob, key, geometry, cipher=cipher, key_id=key_id)
+    verify_payload(blob, header)
+    return header
+
+
+def open_chunk(
+    blob: memoryview, key: ChunkKey, geometry: KvGeometry, *, cipher: Cipher | None = None, key_id: str = ""
+) -> ChunkHeader:
+    """Do all of :func:`verify_chunk` but the payload, which is still to be verified."""
     header = read_header(blob)
     # Checked before it is opened: whether a key opens it must reveal nothing of another tenant's chunk.
     check(header, key, geometry)
     opened = open_blob(blob, header, key_id, cipher)
     if opened is not header:
         # Its tokens could not be checked before.
-        header = opened
-        check(header, key, geometry)
-    verify_payload(blob, header)
-    return header
+        check(opened, key, geometry)
+    return opened

@@ -14,8 +14,9 @@ from functools import partial
 
 from services.storage.backends import ChunkKey
 from services.storage.buffers import Buffers
+from services.storage.chunk_gathering import verify_into
 from services.storage.chunk_keys import ChunkKeys
-from services.storage.chunk_reading import VerifiedRead
+from services.storage.chunk_reading import VerifiedRead, open_chunk
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.disk_tier import DiskTier
 from services.storage.io_threads import Hung
@@ -24,6 +25,7 @@ from services.storage.remote_tier import RemoteTier
 from services.storage.sparse.copies import SparseCopies
 from shared import logs
 from shared.errors import IntegrityError, ThermoclineError
+from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
 
 _log = logs.get_logger("storage")
@@ -37,13 +39,14 @@ class Unverified:
     place: int
     blob: memoryview
     buffer: memoryview
-    read: VerifiedRead
+    geometry: KvGeometry
     refuse: Callable[[IntegrityError], None]
     """Reports to the store's tier that it is not the chunk. On the event loop."""
 
-    def verify(self) -> Brought:
-        """Verify the blob in place. Blocking. Raises IntegrityError."""
-        header = self.read.verify(self.blob, self.key)
+    def put(self, chunk: FetchChunk, host: HostPoolView) -> Brought:
+        """Verify the blob on its way to the host pool. Blocking. Raises IntegrityError."""
+        header = open_chunk(self.blob, self.key, self.geometry)
+        verify_into(chunk, self.blob, header, host)
         return Brought(self.key, self.place, "remote", header, self.blob, self.buffer, key_id="")
 
     def lost(self, error: IntegrityError) -> Lost:
@@ -175,11 +178,11 @@ async def _from_remote(
 ) -> Brought | Unverified | None:
     """Read a chunk from the store; None if the store lacks it.
 
-    A sealed blob is opened by a thread of its own; an unsealed one is verified later, when it is put into the host
-    pool, because hashing keeps the interpreter's lock and threads would only take turns at it.
+    A sealed blob is opened by a thread of its own; an unsealed one is verified later, on its way to the host pool, so
+    that its bytes are read once.
     """
     if read.key_id:
         found = await remote.read(key, read, buffer, timeout_s)
         return None if found is None else Brought(key, place, "remote", *found, buffer, read.key_id)
     body = await remote.fetch(key, buffer.nbytes, timeout_s)
-    return None if body is None else Unverified(key, place, body, buffer, read, partial(remote.refuse, key))
+    return None if body is None else Unverified(key, place, body, buffer, read.geometry, partial(remote.refuse, key))

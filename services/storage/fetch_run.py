@@ -150,10 +150,12 @@ def _scatter(came: Came, host: HostPoolView) -> tuple[list[Brought], IntegrityEr
     """
     put: list[Brought] = []
     for chunk, found in came:
-        try:
-            brought = found.verify() if isinstance(found, Unverified) else found
-        except IntegrityError as error:
-            return put, error
-        scatter_chunk(chunk, brought.blob, brought.checksums, host)
-        put.append(brought)
+        if isinstance(found, Unverified):
+            try:
+                put.append(found.put(chunk, host))
+            except IntegrityError as error:
+                return put, error
+        else:
+            scatter_chunk(chunk, found.blob, found.checksums, host)
+            put.append(found)
     return put, None

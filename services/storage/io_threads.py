@@ -82,7 +82,9 @@ class IoThreads:
         try:
             await asyncio.wait({call}, timeout=timeout_s)
         except asyncio.CancelledError:
-            if timeout_s is not None:
+            if call.done():
+                _dropped(call)
+            elif timeout_s is not None:
                 loop.call_at(begun_s + timeout_s, lambda: call.done() or on_hung(hung))
             raise
         finally:
@@ -164,5 +166,10 @@ async def _ended(call: asyncio.Future[R]) -> None:
             await asyncio.wait([call])
         except asyncio.CancelledError:
             continue
+    _dropped(call)
+
+
+def _dropped(call: asyncio.Future[R]) -> None:
+    """Retrieve the exception of a call that has ended, which its canceller does not want."""
     if not call.cancelled():
-        call.exception()  # Retrieve its exception, which the canceller does not want.
+        call.exception()

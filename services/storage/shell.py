@@ -29,6 +29,7 @@ from shared.membership import Membership, Readiness, lists_storage
 from shared.messages.status import Degradation, GetInventory, Inventory, VerifyChunks
 from shared.messages.storage_events import StorageDraining, StorageJoined, StorageLeft
 from shared.messages.storage_plans import StoragePlan
+from shared.native.build import missing
 from shared.plan_receiver import PlanReceiver
 from shared.tracing import Tracer
 
@@ -271,6 +272,9 @@ class StorageShell:
         """Yield features that this storage was asked for and lacks now."""
         for what, reason, setting in (*self._pools.faults(), *self._tiers.faults()):
             yield Degradation(component=self._config.id, what=what, reason=reason, setting=setting)
+        for name, reason in dict(missing).items():
+            slower = f"a portable path replaces {name}: {reason}"
+            yield Degradation(component=self._config.id, what="native code", reason=slower)
 
     async def _inventory(self, data: bytes) -> bytes:
         decode(data, GetInventory)

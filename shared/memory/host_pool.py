@@ -22,6 +22,7 @@ from shared.errors import ConfigError, IntegrityError, TransportError
 from shared.ids import DIGEST_BYTES
 from shared.memory.segment import SharedSegment
 from shared.messages.pools import KvGeometry, PoolHandle
+from shared.native.page_units import hash_pages
 
 CHECKSUM_BYTES = 8
 
@@ -147,10 +148,7 @@ class HostPoolView:
         """
         if len(identity) != DIGEST_BYTES or identity == _UNSEALED:
             raise IntegrityError(f"page {page} cannot be sealed as {identity.hex() or 'nothing'}")
-        # Slices of one flat memoryview: an array per layer would cost more than hashing a small page.
-        flat, layer_bytes = self.pages[page].reshape(-1).data, self.geometry.unit_bytes
-        starts = range(0, flat.nbytes, layer_bytes)
-        self.checksums[page] = [layer_checksum(flat[start : start + layer_bytes], identity) for start in starts]
+        self.checksums[page] = hash_pages(self.pages[page][None], identity)[0]
         self.identities[page] = np.frombuffer(identity, dtype=np.uint8)
 
     def verify_layer(self, page: int, layer: int, identity: bytes) -> None:

@@ -1,7 +1,7 @@
 """Chunks that one read brings from another node's host pool: bytes, identities and checksums of their wanted pages.
 
-Arrived data is verified in memory of this process, in one pass over the bytes, and only whole chunks that pass go on
-into the host pool: a page that the lender overwrote meanwhile, or that is damaged, is a miss.
+Arrived data is verified in memory of this process and copied to the host pool, in one pass over the bytes, and only
+whole chunks that pass are sealed there: a page that the lender overwrote meanwhile, or that is damaged, is a miss.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from services.storage import measures
 from services.storage.backends import ChunkKey, whole_blocks
-from services.storage.chunk_gathering import put_pages
-from services.storage.chunk_payload import hash_payload
+from services.storage.chunk_gathering import seal_pages
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.save_check import NOWHERE
 from services.storage.mover import merge_runs
@@ -27,6 +26,7 @@ from shared.memory import HostPoolView
 from shared.memory.host_pool import CHECKSUM_BYTES
 from shared.messages.pools import KvGeometry, PoolHandle
 from shared.messages.storage_plans import Lender
+from shared.native.page_units import hash_pages
 
 MOST_CHUNKS = 16
 """Most chunks of one read. With more there would be nothing to verify while the next read runs."""
@@ -105,7 +105,7 @@ def _group(chunks: Sequence[FetchChunk], lent: Sequence[npt.NDArray[np.int32]]) 
 def bring_group(
     engine: TransferEngine, link: Link, group: LentGroup, buffer: memoryview, host: HostPoolView, timeout_s: float
 ) -> tuple[int, str]:
-    """Read a group into ``buffer``, verify it, and copy its leading sound chunks into the host pool. Blocking.
+    """Read a group into ``buffer``, copy it into the host pool, and seal its leading sound chunks there. Blocking.
 
     Return how many chunks these are, and why not all of them. Raises InvalidRequest for a page that the lender does not
     have, and what the engine raises.
@@ -137,12 +137,13 @@ def bring_group(
     # Copied, because another read will use the memory, and so that it is aligned.
     checksums = table.copy().view("<u8").reshape(pages, geometry.units)
     is_right = (found.reshape(-1, DIGEST_BYTES) == identities).all(axis=1)
-    is_sound = (hash_payload(payload.data, geometry, group.identities) == checksums).all(axis=1)
+    shaped = payload.reshape(pages, geometry.units, geometry.unit_bytes)
+    host.clear(group.own)
+    is_sound = (hash_pages(shaped, group.identities, host.pages, group.own) == checksums).all(axis=1)
     sound = _leading(is_right & is_sound)
     chunks = int(np.searchsorted(group.ends, sound, side="right"))
-    kept = places[: int(group.ends[chunks - 1]) if chunks else 0]
-    shaped = payload.reshape(pages, geometry.units, geometry.unit_bytes)
-    put_pages(host, kept, group.own[: len(kept)], shaped, checksums, identities)
+    kept = slice(int(group.ends[chunks - 1]) if chunks else 0)
+    seal_pages(host, group.own[kept], checksums[kept], identities[kept])
     return chunks, "" if sound == pages else _tell(group.keys[chunks], is_replaced=not is_right[sound])
 
 

@@ -7,6 +7,7 @@
    copied to a buffer that stays in the first cache levels, hashed there, and written from there, so what was verified
    is what is written. Rows that are only checked are hashed where they are. */
 
+#include "stream.h"
 #include "xxh3.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -23,31 +24,6 @@ typedef struct {
     int64_t count;
     int32_t first_layer, layers;
 } move_t;
-
-#if defined(__AVX512F__)
-#define VECTOR 64
-#define STREAM(to, from) _mm512_stream_si512((void *)(to), _mm512_loadu_si512((const void *)(from)))
-#elif defined(__AVX__)
-#define VECTOR 32
-#define STREAM(to, from) _mm256_stream_si256((void *)(to), _mm256_loadu_si256((const void *)(from)))
-#endif
-
-static inline void put(uint8_t *to, const uint8_t *from, int64_t nbytes) {
-#ifdef VECTOR
-    if ((((uintptr_t)to | (uintptr_t)nbytes) & (VECTOR - 1)) == 0) {
-        for (int64_t at = 0; at < nbytes; at += VECTOR) STREAM(to + at, from + at);
-        return;
-    }
-#endif
-    memcpy(to, from, nbytes);
-}
-
-/* Streamed stores are ordered with later ones (the flag that says "done") only by a fence. */
-static inline void settle(void) {
-#ifdef VECTOR
-    _mm_sfence();
-#endif
-}
 
 /* Short rows end before the hardware prefetcher has found them: a few rows ahead are asked for, past the caches. */
 #define AHEAD 4

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from services.storage.backends import ChunkKey
-from services.storage.chunk_format import blob_nbytes
-from services.storage.chunk_gathering import gather_chunk, pages_of, scatter_chunk
+from services.storage.chunk_format import ChunkHeader, blob_nbytes, payload_view
+from services.storage.chunk_gathering import gather_chunk, pages_of, scatter_chunk, verify_into
 from services.storage.core.fetch_check import FetchChunk
 from services.storage.core.save_check import SaveChunk
 from shared.chunks import chunk_pages, geometry_id
@@ -133,6 +133,36 @@ def test_nothing_wanted_is_nothing_written(geometry: KvGeometry, host: HostPoolV
     scatter_chunk(fetched, blob, checksums, host)
 
     assert np.array_equal(host.identities, before)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["sound", "damaged"])
+def test_a_chunk_is_verified_on_its_way(geometry: KvGeometry, host: HostPoolView, is_damaged: bool) -> None:
+    """One flipped bit in a page, wanted or not, and none of its pages verifies in the pool."""
+    chunk = _chunk(geometry, list(range(15, -1, -1)), [-1] * 16)
+    blob = memoryview(bytearray(blob_nbytes(geometry)))
+    checksums = gather_chunk(chunk, blob, host, None)
+    header = ChunkHeader(
+        namespace=chunk.key.namespace,
+        identity=chunk.key.identity,
+        parent=chunk.parent,
+        depth=0,
+        geometry=geometry,
+        identities=chunk.identities,
+        checksum_table=checksums.tobytes(),
+    )
+    targets = np.array([-1, *range(16, 24), *[-1] * 7], np.int32)
+    fetched = FetchChunk(chunk.key, 0, chunk.identities, targets)
+    payload_view(blob, geometry)[-1] ^= is_damaged
+
+    if is_damaged:
+        with pytest.raises(IntegrityError, match="wrong checksum: page 15"):
+            verify_into(fetched, blob, header, host)
+        assert not host.identities[16:24].any()
+    else:
+        verify_into(fetched, blob, header, host)
+        for at in range(16, 24):
+            for layer in range(geometry.layers):
+                host.verify_layer(at, layer, IDENTITIES[at - 15])
 
 
 def _hidden_pool(shm_prefix: str, geometry: KvGeometry) -> HostPoolView:

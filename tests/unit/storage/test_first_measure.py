@@ -91,7 +91,7 @@ def test_a_disk_that_hangs_when_it_is_asked_for_figures_is_not_waited_for(
     """The storage joins without a figure."""
     gate = threading.Event()
     monkeypatch.setattr(first_measure, "MEASURE_S", 0.01)
-    monkeypatch.setattr(first_measure, "remembered", lambda directory: gate.wait(5.0))
+    monkeypatch.setattr(first_measure, "remembered", lambda directory: gate.wait(60.0))
 
     assert disk_bytes_per_s(StorageConfig(disk_dir=(str(tmp_path),)), _Measuring()) == 0.0
     assert not gate.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -129,3 +130,32 @@ async def test_an_attempt_ends_in_time() -> None:
 
     assert before == (1, 1)
     assert (answer, len(abandoned)) == (7, 0)
+
+
+async def test_a_call_that_fails_as_its_caller_is_cut_off_leaves_nothing_behind() -> None:
+    """Its failure is of no use to the canceller, and is not logged as one that was never retrieved."""
+    threads, failing = IoThreads(1), threading.Event()
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+
+    def fail() -> None:
+        failing.set()
+        assert gate.wait(20.0)
+        raise TransportError("broken")
+
+    gate, others = threading.Event(), set(threading.enumerate())
+    task = asyncio.create_task(threads.attempt(fail, Abandoned(), is_urgent=True, timeout_s=None))
+    while not failing.is_set():
+        await asyncio.sleep(0)
+    (thread,) = set(threading.enumerate()) - others
+    threads.close()
+    gate.set()
+    thread.join(20.0)  # The event loop hears of the failure together with the cancellation.
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    await asyncio.sleep(0)  # The event loop lets go of it.
+    gc.collect()
+
+    assert complaints == []

@@ -12,13 +12,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from services.worker.native import build
 from services.worker.native.build import NotCompiled, load
 from services.worker.native.decode import compile_decode
 from services.worker.native.extend import compile_extend
 from services.worker.native.fused import MIRRORS, MatrixStruct
 from services.worker.native.page_rows import native_rows
 from shared.messages.pools import KvGeometry
+from shared.native import build
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
