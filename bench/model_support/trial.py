@@ -34,7 +34,7 @@ _PREFIX = "modelsupport"
 _MARGIN = 1e-3
 _SEEDS = 3
 
-ITS_OWN = "attends by code of its own, one request at a time"
+ITS_OWN = "attends by code of its own"
 CONTEXT_NEEDED = "needs `--max-context-tokens`, because its configuration names no longest context"
 
 

@@ -1,4 +1,4 @@
-"""Models that attend by code of their own: each request of a step is a forward pass of its own, over its pages.
+"""Models that attend by code of their own: each request of a step is a call of the model of its own, over its pages.
 
 Some of the library's classes do not go through its attention interface (BLOOM, MPT, Falcon, GPT-Neo), or need features
 that our attention lacks (Doge's masks, DiffLlama's two calls a layer, masks by the indexers of DeepSeek-V3.2 and
@@ -8,9 +8,10 @@ request's pages, so that the model computes the same as in the library, with its
 2108.12409) and masks. Modules with states beside such layers are computed as in all models
 (:mod:`~services.worker.engine.states.step`).
 
-This is slow. A step reads the weights once for each of its requests, and a layer copies all K and V of a request out of
-its pages. Such a model supports ``forward`` alone: all attention is over the pool, so there are no hidden states and no
-sparse prefixes.
+Decoding requests are called in lockstep (:mod:`~services.worker.engine.lockstep`), so linear layers and experts compute
+the rows of all of them at once, to the same bits as one by one. Longer chunks are calls by themselves. A layer copies
+all K and V of a request out of its pages, so how many calls are in lockstep is bounded by what they copy. Such a model
+supports ``forward`` alone: all attention is over the pool, so there are no hidden states and no sparse prefixes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from services.worker.engine.attention import AttentionStep
 from services.worker.engine.cache_argument import given_cache
 from services.worker.engine.compressed import Blocks, CompressedLayer
 from services.worker.engine.forward_meta import ForwardMeta, LayerGate, Segment, pages_for
+from services.worker.engine.lockstep import in_lockstep, join_layers
+from services.worker.engine.packed_linear import pack_read_linears
 from services.worker.engine.paged_step import AttentionBackend
 from services.worker.engine.states.going_on import Arguments
 from services.worker.engine.states.layers import StateModule, carrying
@@ -37,21 +41,32 @@ from services.worker.engine.uploads import on_device
 from services.worker.kv.device_pool import DevicePool
 from services.worker.kv.planes import LatentsKept, RowsKept
 from shared.errors import InvariantViolated, UnsupportedModel
+from shared.messages.pools import DTYPE_BYTES
 
 OWN_ATTENTION = "eager"
 """The implementation that such a model is loaded with: every class has it."""
+
+HELD_SHARE = 8
+"""Calls in lockstep hold copies of K and V of up to this fraction of the weights' bytes, if one does not hold more."""
+
+LEAST_HELD_BYTES = 64 * 2**20
+"""What they may hold in any case."""
 
 
 class OwnAttention:
     """A :class:`~services.worker.engine.fused.choice.StepForward` by the library's own module."""
 
-    def __init__(self, model: Any, pool: DevicePool, states: Sequence[Slotted] = ()) -> None:
+    def __init__(self, model: Any, pool: DevicePool, states: Sequence[Slotted] = (), *, model_bytes: int = 0) -> None:
         """Call ``model``, whose attention is its own (:func:`attend_itself`), with K and V in ``pool``.
 
-        ``states`` are its modules that carry states, and its layers of compressed blocks. ``slots`` holds those of
-        requests within pages, None without any.
+        Its linear layers are packed by now, if they will be. ``states`` are its modules that carry states, and its
+        layers of compressed blocks; ``model_bytes`` counts its weights. ``slots`` holds the states of requests within
+        pages, None without any.
         """
+        pack_read_linears(model)
+        join_layers(model)
         self._model, self._pool = model, pool
+        self._held_tokens = max(model_bytes // HELD_SHARE, LEAST_HELD_BYTES) // _held_bytes(model.config, pool)
         self._compressed = [each for each in states if isinstance(each, CompressedLayer)]
         self.slots = slot_memory(states, pool.pages, pool.device) if states else None
 
@@ -63,20 +78,52 @@ class OwnAttention:
         attention: AttentionBackend,
         last_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute a step request by request, see ``ModelRunner.forward``. Logits are in the order of ``last_rows``."""
+        """Compute a step call by call, see ``ModelRunner.forward``. Logits are in the order of ``last_rows``."""
         ids, positions, last_rows = on_device((ids, positions, last_rows), self._pool.device)
         logits: torch.Tensor | None = None
-        for number in in_order(meta.segments, meta.page_size):
-            segment = meta.segments[number]
-            first = sum(each.rows for each in meta.segments[:number])
-            wanted = ((last_rows >= first) & (last_rows < first + segment.rows)).nonzero()[:, 0]
-            rows = slice(first, first + segment.rows)
-            found = self._compute(ids[rows], positions[rows], segment, meta, first, last_rows[wanted] - first)
-            if logits is None:
-                logits = found.new_empty((len(last_rows), found.shape[-1]))
-            logits[wanted] = found
+        firsts = [0, *accumulate(each.rows for each in meta.segments)]
+        for numbers in self._groups(meta):
+            rows = [slice(firsts[number], firsts[number + 1]) for number in numbers]
+            wanted = [((last_rows >= own.start) & (last_rows < own.stop)).nonzero()[:, 0] for own in rows]
+            calls = [
+                partial(
+                    self._compute,
+                    ids[own],
+                    positions[own],
+                    meta.segments[number],
+                    meta,
+                    own.start,
+                    last_rows[some] - own.start,
+                )
+                for number, own, some in zip(numbers, rows, wanted, strict=True)
+            ]
+            for some, found in zip(wanted, in_lockstep(calls), strict=True):
+                if logits is None:
+                    logits = found.new_empty((len(last_rows), found.shape[-1]))
+                logits[some] = found
         assert logits is not None
         return logits
+
+    def _groups(self, meta: ForwardMeta) -> Iterator[Sequence[int]]:
+        """Yield the numbers of segments that are computed in lockstep: single rows, as many as may hold their copies.
+
+        Of longer segments masks and scores would be held as well, and their rows use the weights they read.
+        """
+        for ready in in_order(meta.segments, meta.page_size):
+            group: list[int] = []
+            tokens = 0
+            for number in ready:
+                segment = meta.segments[number]
+                if segment.rows > 1:
+                    yield [number]
+                    continue
+                if group and tokens + segment.length > self._held_tokens:
+                    yield group
+                    group, tokens = [], 0
+                group.append(number)
+                tokens += segment.length
+            if group:
+                yield group
 
     def stepped(
         self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last_rows: torch.Tensor
@@ -128,9 +175,30 @@ class OwnAttention:
         return StateStep(alone, self._pool, state_slots)
 
 
-def own_forward(model: Any, pool: DevicePool, states: Sequence[Slotted] = ()) -> OwnAttention | None:
+def own_forward(
+    model: Any, pool: DevicePool, states: Sequence[Slotted] = (), *, model_bytes: int
+) -> OwnAttention | None:
     """Return the forward of a model whose attention is its own, with K and V in ``pool``; None for other models."""
-    return OwnAttention(model, pool, states) if model.config._attn_implementation == OWN_ATTENTION else None
+    if model.config._attn_implementation != OWN_ATTENTION:
+        return None
+    return OwnAttention(model, pool, states, model_bytes=model_bytes)
+
+
+def _held_bytes(config: Any, pool: DevicePool) -> int:
+    """Return about how many bytes a call holds of one token while a layer attends: K and V of all query heads, twice.
+
+    Eager attention repeats K and V for the query heads that share them, or expands them from latents.
+    """
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    values = max(int(layer.num_attention_heads) * _head_values(layer) for layer in layers)
+    return 2 * values * DTYPE_BYTES[pool.geometry.dtype]
+
+
+def _head_values(config: Any) -> int:
+    """Return the values of K and V of one head."""
+    if getattr(config, "qk_nope_head_dim", None):
+        return int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    return 2 * int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def attend_itself(model: Any) -> None:
@@ -160,8 +228,8 @@ def call_over(
     return logits
 
 
-def in_order(segments: Sequence[Segment], page_size: int) -> Iterator[int]:
-    """Yield the numbers of ``segments``, each behind those whose rows its prefix holds.
+def in_order(segments: Sequence[Segment], page_size: int) -> Iterator[Sequence[int]]:
+    """Yield the numbers of ``segments``, each behind those whose rows its prefix holds, as many at once as may be.
 
     A page that one fills may be another's prefix in the same step. Raises InvariantViolated where segments wait for one
     another.
@@ -175,7 +243,7 @@ def in_order(segments: Sequence[Segment], page_size: int) -> Iterator[int]:
         ]
         if not ready:
             raise InvariantViolated("requests of a step wait for one another's pages")
-        yield from ready
+        yield ready
         left = [number for number in left if number not in ready]
 
 

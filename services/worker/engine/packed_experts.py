@@ -24,6 +24,8 @@ _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 class PackedExperts(torch.nn.Module):
     """The library's module ``experts`` with packed weights."""
 
+    computes_rows_alone = True
+
     def __init__(self, experts: Any) -> None:
         """Move the weights of ``experts`` here, packed: its own are empty afterwards.
 

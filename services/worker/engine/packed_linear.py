@@ -20,7 +20,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 LEAST_ROWS = 4
 _SIZE_BITS = 5
@@ -50,6 +50,12 @@ class PackedWeight:
         self._bias = bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as it was before."""
+        weight: torch.Tensor = self._packed.to_dense()
+        return weight
+
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x @ weight.T + bias``, ``[R, out_features]``, for x ``[R, in_features]``, R at least 1."""
         rows = x.shape[0]
@@ -66,13 +72,20 @@ class PackedLinear(torch.nn.Module):
     ``weight`` only tells shape, dtype and device.
     """
 
+    computes_rows_alone = True
+
     def __init__(self, linear: torch.nn.Linear) -> None:
         """Pack the weight of ``linear``, which :func:`is_packable` must allow; ``linear`` itself is not kept."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = None if linear.bias is None else linear.bias.detach()
-        self.weight = linear.weight.new_zeros(()).expand(linear.weight.shape)
+        self._shape = linear.weight.new_zeros(()).expand(linear.weight.shape)
         self._packed = PackedWeight(linear.weight.detach(), self.bias)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Zeros of the weight's shape, ``[out_features, in_features]``, in no memory."""
+        return self._shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] for x [..., in_features]."""
@@ -81,6 +94,15 @@ class PackedLinear(torch.nn.Module):
         if x.shape[0] == 0:
             return x.new_empty(shape)
         return self._packed.product(x).view(shape)
+
+
+class ReadLinear(PackedLinear):
+    """A packed linear layer whose weight can be read, at the price of unpacking it each time."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, ``[out_features, in_features]``, unpacked."""
+        return self._packed.weight
 
 
 def packed_dtypes() -> set[torch.dtype]:
@@ -114,25 +136,69 @@ def is_packable(weight: torch.Tensor) -> bool:
 def pack_linears(model: Any) -> int:
     """Replace the plain linear layers of ``model`` that can be packed, and return how many.
 
-    Those are all whose dtype oneDNN computes in and whose weight no other module reads. Weights that are tied to an
+    Those are all whose dtype oneDNN computes in and whose weight no other module reads; classes of models that compute
+    the same product are among them. Weights that are tied to an
     embedding are copied, all others are moved.
     """
     packed = 0
     for parent in list(model.modules()):
         kind: Any = type(parent)
         for name, child in list(parent.named_children()):
-            # Not subclasses: they may compute something else. Nor layers that are not called, but read.
-            is_plain = type(child) is torch.nn.Linear and is_packable(child.weight)
-            if is_plain and not _reads_weight(kind, name):
+            # Not layers that are not called, but read.
+            if _is_plain(child) and not _reads_weight(kind, name):
                 setattr(parent, name, PackedLinear(child))
                 packed += 1
     return packed
 
 
-@functools.cache
-def _reads_weight(parent: type[torch.nn.Module], name: str) -> bool:
-    """Return whether code of ``parent`` itself reads the weight of its linear layer ``name``, as some routers do."""
-    try:
-        return f"self.{name}.weight" in inspect.getsource(parent)
-    except (OSError, TypeError):  # No source: a class that was made at run time.
+def pack_read_linears(model: Any) -> None:
+    """Replace the linear layers of ``model`` that :func:`pack_linears` leaves, but that their parents call as well.
+
+    Where code reads the weight after all, it is unpacked for it.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_plain(child) and _calls(type(parent), name):
+                setattr(parent, name, ReadLinear(child))
+
+
+def _is_plain(module: Any) -> bool:
+    """Return whether ``module`` is a linear layer that can be packed.
+
+    Classes derived from ``torch.nn.Linear`` may compute something else than it does.
+    """
+    if not isinstance(module, torch.nn.Linear) or not is_packable(module.weight):
         return False
+    return type(module) is torch.nn.Linear or _computes_the_product(module)
+
+
+@torch.inference_mode()
+def _computes_the_product(module: torch.nn.Linear) -> bool:
+    """Return whether ``module`` gives rows of random numbers their products with its weight, but for rounding."""
+    rows = torch.randn(LEAST_ROWS, module.in_features, generator=torch.Generator().manual_seed(0))
+    rows = rows.to(module.weight.dtype)
+    wanted = linear(rows, module.weight, module.bias)
+    try:
+        found = module(rows)
+    except Exception:  # It takes something else than rows.
+        return False
+    if not isinstance(found, torch.Tensor) or found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    return bool((found - wanted).abs().max() <= torch.finfo(wanted.dtype).eps * 64 * wanted.abs().max())
+
+
+def _reads_weight(parent: Any, name: str) -> bool:
+    """Return whether code of ``parent`` itself reads the weight of its linear layer ``name``, as some routers do."""
+    return f"self.{name}.weight" in _source(parent)
+
+
+def _calls(parent: Any, name: str) -> bool:
+    return f"self.{name}(" in _source(parent)
+
+
+@functools.cache
+def _source(kind: Any) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # No source: a class that was made at run time.
+        return ""

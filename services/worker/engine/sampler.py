@@ -144,13 +144,13 @@ def choose_unread(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
 
 @torch.inference_mode()
 def prompt_logprobs(logits: torch.Tensor, next_ids: Sequence[int] | torch.Tensor, k: int) -> list[TokenLogprob]:
-    """Return the logprobs of the prompt's own tokens.
+    """Return the logprobs and ranks of the prompt's own tokens.
 
     Row t of ``logits`` [T, vocab] gives that of ``next_ids[t]``, the token that follows it, and the ``k`` most likely
     ones beside.
     """
     tokens = torch.as_tensor(next_ids).tolist()
-    return token_logprobs(logits, tokens, [k] * len(tokens))
+    return token_logprobs(logits, tokens, [k] * len(tokens), ranked=True)
 
 
 def _logprobs(

@@ -2,9 +2,7 @@
 
 What a head reads of a prefix is its K and V, so under GQA a *probe head* is a KV head: its keys serve all query heads
 of its group, reading them costs the same for one of these as for all, and therefore all of them vote, by the sum of
-their weights. The other reading, the first three query heads each with a set of its own, is ``unit="query_head"``. For
-the same keys read it found slightly less of the attention or as much, and heads of one group agree because they share
-keys, which says little of the other groups (``bench/importance_similarity.py``, ``docs/results/importance.md``).
+their weights. Query heads that vote each by itself found no more (``docs/results/what-did-not-work.md``).
 
 Where the paper is silent:
 
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -48,10 +45,9 @@ class ProbeUnit:
 
 @dataclass(frozen=True, slots=True)
 class ProbeHeads:
-    """The first ``count`` heads of each layer, by either reading; fewer where the model has fewer."""
+    """The first ``count`` KV heads of each layer; fewer where the model has fewer."""
 
     count: int = PROBE_HEADS
-    unit: Literal["kv_head", "query_head"] = "kv_head"
 
     def __post_init__(self) -> None:
         """Raise ConfigError unless there is a probe head."""
@@ -60,10 +56,7 @@ class ProbeHeads:
 
     def units(self, query_heads: int, kv_heads: int) -> tuple[ProbeUnit, ...]:
         """Return the voters of a model with these heads."""
-        group = query_heads // kv_heads
-        if self.unit == "kv_head":
-            return head_units(query_heads, kv_heads)[: self.count]
-        return tuple(ProbeUnit(head, head + 1, head // group) for head in range(min(self.count, query_heads)))
+        return head_units(query_heads, kv_heads)[: self.count]
 
 
 def head_units(query_heads: int, kv_heads: int) -> tuple[ProbeUnit, ...]:

@@ -16,6 +16,8 @@ from shared.errors import ConfigError
 _WIDTHS = (
     "intermediate_size",
     "intermediate_size_mlp",
+    "ffn_dim",
+    "n_inner",
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
@@ -100,7 +102,7 @@ def keeps_latents(config: Any) -> bool:
 
 def check_divisible(config: Any, ranks: int) -> None:
     """Raise ConfigError, with everything that does not divide, unless ``ranks`` can share the model of ``config``."""
-    if getattr(config, "num_attention_heads", None) is None:
+    if any(getattr(layer, "num_attention_heads", None) is None for layer in layer_configs(config)):
         raise ConfigError(f"--tensor-parallel {ranks}: {config.model_type} has no attention heads, which ranks divide")
     faults = list(dict.fromkeys(fault for layer in layer_configs(config) for fault in _faults(layer, ranks)))
     if faults:
@@ -115,10 +117,7 @@ def _faults(config: Any, ranks: int) -> Iterator[str]:
         yield f"{heads} attention heads"
     if not keeps_latents(config) and kv_heads % ranks and ranks % kv_heads:
         yield f"{kv_heads} KV heads"
-    widths = _widths(config)
-    if not widths:
-        yield "layers whose MLPs are of no width that its configuration names"
-    for name, width in widths:
+    for name, width in _widths(config):
         yield from (f"{name} = {each}" for each in _each(width) if each % ranks)
 
 
@@ -127,7 +126,9 @@ def config_of_rank(config: Any, ranks: int) -> Any:
     mine = copy.deepcopy(config)
     if not getattr(config, "is_heterogeneous", False):
         for name, value in _sizes_of_rank(config, ranks).items():
-            setattr(mine, name, value)
+            derived = getattr(type(config), name, None)
+            if not isinstance(derived, property) or derived.fset is not None:  # Falcon's head_dim follows from others.
+                setattr(mine, name, value)
         return mine
     layers = list(config.per_layer_config)
     # Layers have sizes of their own where they differ; the other sizes are those of any layer.
@@ -140,6 +141,13 @@ def config_of_rank(config: Any, ranks: int) -> Any:
         for number, layer in enumerate(layers)
     }
     return mine
+
+
+def narrowed(mine: Any, ranks: int) -> Any:
+    """Return the configuration of a rank's share with its part of the hidden size, too. ``mine`` stays as it is."""
+    narrow = copy.deepcopy(mine)
+    narrow.hidden_size = mine.hidden_size // ranks
+    return narrow
 
 
 def _sizes_of_rank(config: Any, ranks: int) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.initialization import no_init_weights
 
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.compressed import COMPRESSED_TYPES
 from services.worker.engine.latents import keep_latents
 from services.worker.engine.loading_progress import PHASE
+from services.worker.engine.model_faults import AttendsOtherwise, refusing
 from services.worker.engine.model_loading import check_forward
 from services.worker.engine.shared_modules import name_layers
 from services.worker.kv.device_pool import TORCH_DTYPES
@@ -30,7 +32,9 @@ from services.worker.parallel.division import (
     head_dim_of,
     kv_heads_of,
     layer_configs,
+    narrowed,
 )
+from services.worker.parallel.narrow_attention import narrow_attention, whole_layers
 from services.worker.parallel.plan import DivisionPlan, Style, layer_of
 from services.worker.parallel.shared_linears import AbsentHead, JoinedHead, JoinedNorm, SummedModule, replace_module
 from services.worker.parallel.stored_weights import Stored, StoredWeights
@@ -49,7 +53,9 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     """
     kind = dtype_of(config, dtype)
     check_divisible(config, share.ranks)
-    model = _empty(config, share, kind)
+    _check_blocks(config)
+    mine = config_of_rank(config, share.ranks)
+    model = _empty(mine, share, kind)
     model.tie_weights()
     check_forward(model)
     keep_latents(model)
@@ -60,6 +66,8 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
     with torch.no_grad(), ExitStack() as files:
         weights = StoredWeights(model_dir, model, files, kind)
         _check_tied(model, weights)
+        if share.ranks > 1 and whole_layers(model, plan, weights):
+            narrow_attention(model, _empty(narrowed(mine, share.ranks), share, kind), plan, weights)
         _fill(weights, model, config, share, plan, head)
     if (model_dir / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
@@ -70,16 +78,29 @@ def load_share(model_dir: Path, config: Any, share: Share, *, dtype: str, device
 def has_sinks(config: Any, share: Share) -> bool:
     """Return whether layers of a model of ``config`` have attention sinks, which its modules show without weights."""
     with torch.device("meta"):
-        model = _empty(config, share, torch.float32)
+        model = _empty(config_of_rank(config, share.ranks), share, torch.float32)
     return any(name.endswith(".sinks") for name, _ in model.named_parameters())
 
 
-def _empty(config: Any, share: Share, kind: torch.dtype) -> Any:
-    """Return a model as large as this rank's share, whose weights are undefined."""
-    with _MAKING, no_init_weights():
-        return AutoModelForCausalLM.from_config(
-            config_of_rank(config, share.ranks), dtype=kind, attn_implementation=ATTENTION_NAME
-        )
+def _empty(mine: Any, share: Share, kind: torch.dtype) -> Any:
+    """Return a model of the configuration ``mine``, of this rank's share, whose weights are undefined.
+
+    Raises UnsupportedModel where its class makes none of that size, or none with our attention.
+    """
+    try:
+        with _MAKING, no_init_weights(), refusing(mine.model_type, "made as large as the share of a rank"):
+            return AutoModelForCausalLM.from_config(mine, dtype=kind, attn_implementation=ATTENTION_NAME)
+    except AttendsOtherwise as error:
+        raise UnsupportedModel(
+            f"--tensor-parallel {share.ranks}: {mine.model_type} attends by code of its own to K and V of heads, which "
+            "no group divides"
+        ) from error
+
+
+def _check_blocks(config: Any) -> None:
+    """Raise UnsupportedModel for layers whose compressed blocks no group keeps, before weights are looked for."""
+    if not set(COMPRESSED_TYPES).isdisjoint(getattr(config, "layer_types", None) or ()):
+        raise UnsupportedModel(f"{config.model_type} attends to compressed blocks of tokens, which no group divides")
 
 
 def dtype_of(config: Any, dtype: str) -> torch.dtype:

@@ -57,6 +57,8 @@ _COMMON: dict[str, str] = {
     "layers.*.self_attn.o_proj": "rowwise",
     "layers.*.self_attn.out_proj": "rowwise",
     "layers.*.self_attn.sinks": "colwise",
+    "layers.*.fc1": "colwise",
+    "layers.*.fc2": "rowwise",
     "layers.*.feed_forward.w1": "colwise",
     "layers.*.feed_forward.w3": "colwise",
     "layers.*.feed_forward.w2": "rowwise",
@@ -132,7 +134,7 @@ class DivisionPlan:
         """Read the model's plan. Raises UnsupportedModel when it has none, or one with styles that are not served."""
         name, ours = type(model).__name__, _OURS.get(model.config.model_type)
         declared: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
-        if not declared and ours is None:
+        if not declared and ours is None and not _has_common_names(model):
             raise UnsupportedModel(f"{name} does not say how it divides among ranks")
         is_joined = declared.get("layers.*.self_attn.q_proj") == "colwise_gather_output"
         is_wide = is_joined and has_wide_norms(model)
@@ -150,9 +152,7 @@ class DivisionPlan:
         prefix = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
         kinds = getattr(model.config, "layer_types", None) or ()
         self._without_heads = {layer for layer, kind in enumerate(kinds) if kind in WITHOUT_ATTENTION}
-        self._patterns = [
-            (_pattern(f"{prefix}.{pattern}"), style) for pattern, style in styles.items() if style != "refused"
-        ]
+        self._patterns = [(_pattern(prefix, pattern), style) for pattern, style in styles.items() if style != "refused"]
 
     def style(self, name: str) -> Style | None:
         """Return how the module or weight of this name is divided; None if it is whole, as modules with states are."""
@@ -188,7 +188,7 @@ def _is_over_all(norm: Any, projection: Any) -> bool:
 
 def layer_of(name: str) -> int | None:
     """Return the number of the layer that a module or weight belongs to; None for those outside of layers."""
-    number = re.search(r"\.layers\.(\d+)\.", f"{name}.")
+    number = re.search(r"\.(?:layers|h)\.(\d+)\.", f"{name}.")
     return int(number[1]) if number else None
 
 
@@ -210,6 +210,24 @@ def _style(
     return _DIVIDED.get(style, "refused")
 
 
-def _pattern(declared: str) -> re.Pattern[str]:
-    """Return a pattern that matches names; ``*`` stands for one component."""
-    return re.compile(re.escape(declared).replace(r"\*", r"[^.]+"))
+def _pattern(prefix: str, declared: str) -> re.Pattern[str]:
+    """Return a pattern that matches names behind ``prefix``; ``*`` stands for one component."""
+    # OPT has its layers in a decoder of its own.
+    return re.compile(re.escape(f"{prefix}.") + r"(?:decoder\.)?" + re.escape(declared).replace(r"\*", r"[^.]+"))
+
+
+def _has_common_names(model: Any) -> bool:
+    """Return whether :data:`_COMMON` names all linear layers of the layers of ``model``, and nothing lies between them.
+
+    A norm within attention or an MLP might be over what is divided.
+    """
+    patterns = [_pattern(model.base_model_prefix, pattern) for pattern in _COMMON]
+    named = 0
+    for name, module in model.named_modules():
+        if layer_of(name) is None or next(module.parameters(recurse=False), None) is None:
+            continue
+        if type(module) is torch.nn.Linear and any(pattern.fullmatch(name) for pattern in patterns):
+            named += 1
+        elif not name.split(".")[-2].isdecimal() or next(module.parameters(recurse=False)).dim() != 1:
+            return False  # Neither named nor a norm beside attention and MLP.
+    return named > 0

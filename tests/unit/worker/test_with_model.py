@@ -156,6 +156,8 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(
         assert scored.token == prompt[position]
         assert scored.logprob == pytest.approx(expected[position - 1, prompt[position]].item(), abs=1e-3)
         assert len(scored.top) == 3
+        row = expected[position - 1]
+        assert scored.rank == 1 + int((row > row[prompt[position]]).sum())
         assert scored.top[0][1] == pytest.approx(expected[position - 1].max().item(), abs=1e-3)
     assert first.logprobs[0].logprob == pytest.approx(expected[-1].max().item(), abs=1e-3)
     assert unpack_int32(made.finished()[0].output) == made.tokens()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,17 @@ from transformers import MoshiConfig, XLMConfig
 
 from bench.model_support.tiny_configs import tiny_configs
 from bench.model_support.trial import ITS_OWN, PROMPT_TOKENS, Outcome, save_random, try_type
+from services.worker.engine import own_attention
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.found_model import HIDING_WINDOWS, find_model
+from services.worker.engine.lockstep import JoinedLayer
 from services.worker.engine.model_loading import load_config
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.own_attention import OwnAttention, in_order
+from services.worker.engine.packed_experts import PackedExperts
+from services.worker.engine.packed_linear import PackedLinear
 from services.worker.engine.probe import LayoutProbe
+from services.worker.kv.layer_gate import LoadRejected
 from services.worker.kv.planes import LatentsKept, RowsKept
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.refusals import HiddenStatesUnsupported
@@ -48,6 +54,107 @@ def test_answers_are_the_librarys(
 
     assert runner.attends_itself
     assert_answers_as(reference(kind), runner)
+
+
+LENGTHS = (37, 20, 55, 8, 61, 33, 16, 40)
+
+
+def decoding(runner: ModelRunner) -> list[Request]:
+    """Eight requests whose next row is one of decoding."""
+    tables = page_tables(runner, [length + 8 for length in LENGTHS], seed=3)
+    requests = [
+        Request(random_prompt(length, seed=length), table, slot=number)
+        for number, (length, table) in enumerate(zip(LENGTHS, tables, strict=True))
+    ]
+    for each in requests:
+        run_step(runner, [(each, len(each.tokens))])
+        each.tokens.append(7)
+    return requests
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[JoinedLayer]:
+    """How often each layer with weights is computed for several requests."""
+    found: Counter[JoinedLayer] = Counter()
+    together = JoinedLayer.together
+
+    def counted(self: JoinedLayer, calls: Any) -> Any:
+        found[self] += 1
+        return together(self, calls)
+
+    monkeypatch.setattr(JoinedLayer, "together", counted)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_eight_requests_reads_weights_once(
+    kind: str, checkpoint: Callable[[str], Path], passes: Counter[JoinedLayer]
+) -> None:
+    """All linear layers and experts, those of MLPs among them; each row has the bits that it has alone."""
+    runner = load(checkpoint(kind), 16)
+    alone = torch.cat([run_step(runner, [(each, 1)]) for each in decoding(runner)])
+    requests = decoding(runner)
+    assert not passes
+
+    together = run_step(runner, [(each, 1) for each in requests])
+
+    assert torch.equal(together, alone)
+    joined = [module.forward for module in runner.model.modules() if isinstance(module.forward, JoinedLayer)]
+    assert passes == Counter(dict.fromkeys(joined, 1))
+    packed = [module for module in runner.model.modules() if isinstance(module, PackedLinear | PackedExperts)]
+    assert len(joined) == len(packed)
+    assert not any(
+        type(module) is torch.nn.Linear for name, module in runner.model.named_modules() if "indexer" not in name
+    )
+    runner.close()
+
+
+def test_requests_that_decode_beside_a_chunk_are_computed_together(
+    bloom: ModelRunner, passes: Counter[JoinedLayer]
+) -> None:
+    """The chunk is a pass by itself; tokens of all have the bits that they have in steps of their own."""
+    first, second, third = decoding(bloom)[:3]
+    chunk = Request(random_prompt(30, seed=9), page_tables(bloom, [250, 40], seed=None)[1])
+    apart = torch.cat([run_step(bloom, [(each, rows)]) for each, rows in ((first, 1), (chunk, 30), (second, 1))])
+    for each in (first, second, chunk):
+        each.computed = 0 if each is chunk else each.computed - 1
+
+    logits = run_step(bloom, [(first, 1), (chunk, 30), (second, 1), (third, 1)])
+
+    assert torch.equal(logits[:3], apart)
+    assert set(passes.values()) == {1}
+
+
+def test_requests_in_lockstep_hold_no_more_than_a_part_of_the_weights(
+    bloom: ModelRunner, passes: Counter[JoinedLayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copies its K and V; where two would hold too much, each is computed alone."""
+    requests = decoding(bloom)
+    width = 2 * 4 * 2 * 64  # K and V of all heads, twice, in float32.
+    monkeypatch.setattr(own_attention, "LEAST_HELD_BYTES", 0)
+    bloom._fused = OwnAttention(bloom.model, bloom.pool, model_bytes=8 * width * (38 + 21 + 56))
+
+    run_step(bloom, [(each, 1) for each in requests])
+
+    assert set(passes.values()) == {3}  # 38 + 21 + 56; 9 + 62 + 34; 17 + 41.
+
+
+def test_a_load_that_fails_ends_all_requests_of_a_step(bloom: ModelRunner) -> None:
+    """And the next step is computed as ever."""
+
+    class Gate:
+        def wait(self, layer: int) -> None:
+            if layer == 1:
+                raise LoadRejected("lost")
+
+    requests = decoding(bloom)
+    with pytest.raises(LoadRejected):
+        run_step(bloom, [(each, 1) for each in requests], gate=Gate())
+
+    again = run_step(bloom, [(each, 1) for each in requests])
+    for each in requests:
+        each.computed -= 1
+    assert torch.equal(again, run_step(bloom, [(each, 1) for each in requests]))
 
 
 def test_a_page_may_be_filled_and_be_a_prefix_in_one_step(bloom: ModelRunner, reference: Callable[..., Any]) -> None:

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from services.worker.engine import packed_linear
-from services.worker.engine.packed_linear import PackedLinear, conversion, pack_linears, padded_rows
+from services.worker.engine.packed_linear import (
+    PackedLinear,
+    conversion,
+    pack_linears,
+    pack_read_linears,
+    padded_rows,
+)
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN packs for CPUs only")  # type: ignore[no-untyped-call]
 
@@ -80,6 +86,70 @@ def test_a_layer_whose_weight_others_read_keeps_it() -> None:
 
         assert pack_linears(model) == 1
         torch.testing.assert_close(model(x), expected)
+
+
+class Called(torch.nn.Module):
+    """Calls a layer whose weight it reads, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, 16] to [T, 8]."""
+        result: torch.Tensor = self.dense(x) + x @ self.dense.weight.T
+        return result
+
+
+def test_a_weight_that_is_read_beside_calls_is_unpacked_for_it() -> None:
+    """Where that is wanted; a layer that is read alone keeps its weight."""
+    model = torch.nn.ModuleList([Called(), Router()])
+    x = torch.randn(5, 16)
+    with torch.inference_mode():
+        expected = [each(x) for each in model]
+        pack_linears(model)
+        pack_read_linears(model)
+
+        for each, wanted in zip(model, expected, strict=True):
+            torch.testing.assert_close(each(x), wanted)
+    assert isinstance(model[0].dense, PackedLinear)
+    assert type(model[1].classifier) is torch.nn.Linear
+
+
+class Products(torch.nn.Linear):
+    """Another way to compute the same, as Falcon has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        return x @ self.weight.T + self.bias
+
+
+class Halves(torch.nn.Linear):
+    """Something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        return super().forward(x) / 2
+
+
+class Pairs(torch.nn.Linear):
+    """Something that takes no rows alone."""
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """[T, in] twice to [T, out]."""
+        return super().forward(x + other)
+
+
+def test_derived_layers_are_packed_where_they_compute_the_product() -> None:
+    """Whatever they are called."""
+    model = torch.nn.ModuleList([Products(16, 8), Halves(16, 8), Pairs(16, 8)])
+    x = torch.randn(5, 16)
+    with torch.inference_mode():
+        expected = model[0](x)
+
+        assert pack_linears(model) == 1
+        torch.testing.assert_close(model[0](x), expected)
+    assert [type(each) for each in model] == [PackedLinear, Halves, Pairs]
 
 
 def test_a_type_that_is_computed_by_conversion_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,22 @@ def test_prompt_logprobs_are_of_the_tokens_that_follow() -> None:
     assert prompt_logprobs(logits[:0], [], 2) == []
 
 
+@pytest.mark.parametrize("count", [0, 2, VOCAB])
+def test_a_prompt_token_has_its_rank_however_unlikely(count: int) -> None:
+    """Its place among all tokens, by logprob and then by id as those listed beside it; impossible tokens tie."""
+    inf = float("-inf")
+    logits = torch.cat([draw_logits(3, seed=7), torch.tensor([[1.0, 5.0, 5.0, inf, inf] + [0.0] * (VOCAB - 5)])])
+    logits = torch.cat([logits, logits[-1:], logits[-1:]])
+    next_ids = [4, 0, 96, 2, 4, 0]
+
+    found = prompt_logprobs(logits, next_ids, count)
+
+    orders = [sorted(range(VOCAB), key=lambda token: (-row[token].item(), token)) for row in logits]
+    assert [each.rank for each in found] == [1 + order.index(t) for order, t in zip(orders, next_ids, strict=True)]
+    assert [each.rank for each in found[3:]] == [2, VOCAB, 3]
+    assert [[token for token, _ in each.top] for each in found] == [order[:count] for order in orders]
+
+
 def test_logits_stay_as_they_are() -> None:
     """Sampling changes nothing in its input, and no rows give no tokens."""
     logits = draw_logits(2, seed=8)

@@ -7,7 +7,6 @@ import torch
 
 from services.worker.evaluation.methods import METHODS, Full, Method, MethodSettings
 from services.worker.evaluation.selection import Chosen, LayerView
-from services.worker.importance.identification import ProbeHeads
 from shared.errors import ConfigError, InvalidRequest
 from tests.unit.worker.evaluation.views import attending_to, random_view, view_of
 
@@ -93,17 +92,6 @@ def test_a_threshold_of_nothing_accepts_any_similarity() -> None:
 
     assert 3 in kept(chosen)[0]
     assert not chosen.fell_back
-
-
-def test_query_heads_can_be_what_votes() -> None:
-    """Under GQA one KV head may have several voters, whose keys are read once."""
-    view = view_of([attending_to([3, 7], [7, 3], [11, 5], [5, 11])], kv_heads=2)
-    settings = MethodSettings(probes=ProbeHeads(2, "query_head"))
-
-    (chosen,) = choose("importance", 0.1, view, settings)
-
-    assert kept(chosen) == [[3, 7]]
-    assert chosen.read == pytest.approx(1 / 4 + 0.1)
 
 
 def test_the_metric_is_part_of_the_name() -> None:

@@ -29,17 +29,8 @@ def test_a_probe_head_is_a_kv_head_with_its_group() -> None:
     assert heads_read(units) == (0, 1, 2)
 
 
-def test_the_first_query_heads_may_share_their_keys() -> None:
-    """Read the other way, three probe heads of groups of three need the keys of one KV head."""
-    units = ProbeHeads(3, "query_head").units(12, 4)
-
-    assert units == (ProbeUnit(0, 1, 0), ProbeUnit(1, 2, 0), ProbeUnit(2, 3, 0))
-    assert heads_read(units) == (0,)
-
-
-def test_without_groups_both_readings_are_one() -> None:
-    """In multi-head attention, the models of the paper, nothing is ambiguous."""
-    assert ProbeHeads(3).units(8, 8) == ProbeHeads(3, "query_head").units(8, 8)
+def test_without_groups_every_head_votes_for_itself() -> None:
+    """In multi-head attention, the models of the paper."""
     assert head_units(2, 2) == (ProbeUnit(0, 1, 0), ProbeUnit(1, 2, 1))
 
 

@@ -37,8 +37,6 @@ from tests.reference import Reference
 from tests.unit.worker.parallel.groups import SHM_PREFIX, group_of, start_order
 from tests.unit.worker.pools import identity_of, page_load
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:

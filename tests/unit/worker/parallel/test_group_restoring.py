@@ -30,8 +30,6 @@ from tests.engine_driver import Request, random_prompt, run_step
 from tests.unit.worker.parallel.groups import PAGE_SIZE, SHM_PREFIX, group_of
 from tests.unit.worker.restore.hidden_pages import write_pages
 
-pytestmark = pytest.mark.timeout(600)
-
 PAGES = 5
 """Of the prompt that is restored: two shards are not alike."""
 TOKENS = PAGES * PAGE_SIZE

@@ -24,8 +24,6 @@ from tests.unit.worker.parallel.groups import SHM_PREFIX, group_of
 from tests.unit.worker.parallel.test_group import check_host_prefix, check_tokens, segments
 from tests.unit.worker.runners import runners_of
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
@@ -188,3 +186,43 @@ def test_sinks_are_seen_before_weights_are_read(family: str, expected: bool, tmp
     config = AutoConfig.from_pretrained(make_checkpoint(family, tmp_path))
 
     assert has_sinks(config, Share(0, 2)) is expected
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gptj", "stablelm", "opt"])
+def test_ranks_whose_heads_follow_from_the_hidden_size_answer_as_one_does(kind: str, tmp_path: Path) -> None:
+    """Heads of a rank are as wide as those of the whole model; two of these classes name no plan to divide them."""
+    config = next(iter(tiny_configs(kind)))
+    model = save_random(config, tmp_path / "model", seed=0)
+
+    with group_of(model, 2) as group:
+        check_tokens(group, model)
+
+    assert not segments()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("deepseek_v4", "attends to compressed blocks of tokens, which no group divides"),
+        ("falcon", "attends by code of its own to K and V of heads, which no group divides"),
+        ("git", "attends by code of its own to K and V of heads, which no group divides"),
+        ("gpt2", "GPT2LMHeadModel does not say how it divides among ranks"),
+        ("bitnet", "BitNetForCausalLM does not say how it divides among ranks"),
+        ("diffllama", "cannot be made as large as the share of a rank"),
+    ],
+)
+def test_what_no_group_divides_is_refused_with_the_reason(kind: str, reason: str, tmp_path: Path) -> None:
+    """Before any weight is looked for; BitNet has norms over all heads behind attention, which names do not tell."""
+    config = next(iter(tiny_configs(kind)))
+    config.save_pretrained(tmp_path)
+
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_share(tmp_path, load_config(tmp_path), Share(0, 2), dtype="float32", device=torch.device("cpu"))
+
+
+def test_projections_in_an_unknown_order_are_refused(tmp_path: Path) -> None:
+    """CodeGen's queries, values and keys lie in groups of their own, which a rank's part would mix up."""
+    model = save_random(next(iter(tiny_configs("codegen"))), tmp_path, seed=0)
+
+    with pytest.raises(UnsupportedModel, match="qkv_proj has queries, keys and values in an order"):
+        load_share(model, load_config(model), Share(0, 2), dtype="float32", device=torch.device("cpu"))
