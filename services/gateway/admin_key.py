@@ -8,7 +8,10 @@ from starlette.datastructures import Headers
 
 from shared.errors import InvalidRequest, NotAuthenticated
 
-ADMIN_PREFIXES = ("/v1/cache", "/v1/cell", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+ADMIN_PREFIXES = (
+    *("/v1/cache", "/v1/cell", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/reset_prefix_cache", "/flush_cache"),
+)
 REQUESTS_PREFIX = "/v1/requests"
 ADMIN_HEADER = "x-admin-key"
 

@@ -27,7 +27,7 @@ def template_messages(messages: Sequence[ChatMessage], *, traits: TemplateTraits
     """Return the messages as dictionaries, in the form that a template with these traits takes.
 
     ``developer`` becomes ``system`` where the template does not know that role. Raises InvalidRequest for content that
-    is not text, for malformed tool calls, and for a ``function_call``.
+    is not text, for malformed tool calls, and for a ``function_call`` or ``prefix``.
     """
     return [_message(message, f"messages[{place}]", traits) for place, message in enumerate(messages)]
 
@@ -37,6 +37,9 @@ def _message(message: ChatMessage, param: str, traits: TemplateTraits) -> dict[s
         raise unsupported(f"{param}.function_call", "give it as one of tool_calls")
     if message.audio is not None:
         raise unsupported(f"{param}.audio", "only text is served")
+    if message.prefix:
+        instead = "to continue the last message, set continue_final_message and no add_generation_prompt"
+        raise unsupported(f"{param}.prefix", instead)
     role = "system" if message.role == "developer" and not traits.knows_developer else message.role
     content: str | None = _text(message.content, f"{param}.content") or message.refusal or ""
     if message.tool_calls and not content and traits.needs_null_content:

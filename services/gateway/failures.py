@@ -62,10 +62,37 @@ def error_of_body(error: Exception) -> InvalidRequest:
 def error_of_status(status: int, detail: str, method: str, path: str) -> ThermoclineError:
     """Return the typed error for a status that the web framework chose."""
     if status == 404:
-        return NotFound(f"Unknown route: {method} {path}", code="unknown_route")
+        return unknown_route(method, path)
     if status == 405:
         return InvalidRequest(f"{method} is not allowed for {path}", code="method_not_allowed", status=status)
     return (InvalidRequest if status < 500 else InternalError)(detail, status=status)
+
+
+_ENDPOINTS = ("/chat/completions", "/completions", "/messages", "/messages/count_tokens", "/responses", "/models")
+"""Ends of paths that clients add to a base URL, which should end in /v1, or for Anthropic's before it."""
+
+_ELSEWHERE = {
+    **dict.fromkeys(("/generate", "/completion", "/infer", "/api/generate"), "/v1/completions"),
+    **dict.fromkeys(("/invocations", "/api/chat"), "/v1/chat/completions"),
+    **dict.fromkeys(("/get_model_info", "/model_info", "/api/tags", "/api/show"), "/v1/models"),
+    **dict.fromkeys(("/server_info", "/get_server_info", "/props"), "/health/ready and, with the admin key, /v1/cell"),
+    **dict.fromkeys(("/get_load", "/get_loads", "/v1/loads", "/slots"), "/load or /metrics"),
+    "/health_generate": "/health/ready",
+    **dict.fromkeys(("/start_profile", "/stop_profile"), "/v1/requests/{name}/explain"),
+}
+"""Paths of vLLM, SGLang, llama.cpp, Ollama and SageMaker that are not served, and what tells or does the same here."""
+
+
+def unknown_route(method: str, path: str) -> NotFound:
+    """Return the error for a path without a route, with the path that its caller may have meant."""
+    told = next((f"; the API is below /v1: /v1{end}" for end in _ENDPOINTS if _is_misplaced(path, end)), "")
+    if path in _ELSEWHERE:
+        told = f"; not served; use {_ELSEWHERE[path]}"
+    return NotFound(f"Unknown route: {method} {path}{told}", code="unknown_route")
+
+
+def _is_misplaced(path: str, end: str) -> bool:
+    return path == end or path.endswith("/v1" + end)
 
 
 def retry_after_s(error: ThermoclineError) -> int | None:

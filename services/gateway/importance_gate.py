@@ -16,8 +16,6 @@ SERVED_METHOD = "importance"
 UNNAMED_METRIC = "h2o"
 """The metric that ``thermocline eval`` uses for ``importance`` without a metric."""
 
-SERVED_PROBE_UNIT = "kv_head"
-
 REFUSED = "importance_refused"
 
 
@@ -80,8 +78,8 @@ def read_served_gate(path: Path, *, probe_heads: int, alpha: float) -> Importanc
             f"{path}: the gate is of the method {gate.method}; evaluate one that is served: "
             + ", ".join(f"{SERVED_METHOD}:{name}" for name in METRICS)
         )
-    measured = (gate.probe_heads, gate.probe_unit, gate.alpha)
-    served = (probe_heads, SERVED_PROBE_UNIT, alpha)
+    measured = (gate.probe_heads, gate.alpha)
+    served = (probe_heads, alpha)
     if measured != served:
         raise ConfigError(
             f"{path}: the gate was measured with {_identification(*measured)}, and workers find tokens with "
@@ -98,8 +96,8 @@ def check_default(gate: ImportanceGate, ratio: float, *, setting: str) -> None:
         raise ConfigError(f"{setting}: {error.message}") from error
 
 
-def _identification(probe_heads: int, unit: str, alpha: float) -> str:
-    return f"{probe_heads} probe heads (unit {unit}, alpha {alpha:g})"
+def _identification(probe_heads: int, alpha: float) -> str:
+    return f"{probe_heads} probe heads (alpha {alpha:g})"
 
 
 def _evidence(gate: QualityGate, ratio: float) -> str:

@@ -13,7 +13,9 @@ _REQUEST_BUCKETS_S = (*LATENCY_BUCKETS_S, 120.0, 300.0, 600.0, 1200.0, 1800.0)  
 HTTP_REQUESTS = counter("http_requests", "HTTP responses", ("route", "method", "status"))
 IN_FLIGHT = gauge("num_requests_in_flight", "Choices in progress at this gateway")
 CONNECTIONS_OPEN = gauge("http_requests_open", "HTTP requests being answered")
-REQUEST_SUCCESS = counter("request_success", "Choices that ended well", ("finished_reason",))
+REQUEST_SUCCESS = counter(
+    "request_success", "Choices that ended well", ("finished_reason",), known=[("stop",), ("length",)]
+)
 RESPONSES_NOT_KEPT = counter("responses_not_kept", "Responses that should have been kept and were not", ("reason",))
 REQUEST_FAILURE = counter("request_failure", "Choices that ended with an error", ("code",))
 TIME_TO_FIRST_TOKEN = histogram(

@@ -32,6 +32,7 @@ from services.gateway.known_texts.fronts import Fronts
 from services.gateway.known_texts.index import KnownTexts
 from services.gateway.known_texts.special_ids import special_ids
 from services.gateway.one_at_a_time import OneAtATime
+from services.gateway.openai_schema.tokenization import TokenizerInfo
 from services.gateway.plain_specials import PlainSpecials
 from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
@@ -166,6 +167,17 @@ class Tokenizer:
             piece=self._tokenizer.convert_ids_to_tokens,
             byte_level="ByteLevel" in repr(getattr(self._backend, "decoder", None)),
             special=set(self.special_ids | self.added_ids),
+        )
+
+    def info(self, max_context: int) -> TokenizerInfo:
+        """Return the description for clients of a model with a context of ``max_context`` tokens."""
+        special: Mapping[str, Any] = self._tokenizer.special_tokens_map
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return TokenizerInfo(
+            tokenizer_class=type(self._tokenizer).__name__,
+            model_max_length=max_context,
+            chat_template=self._template or None,
+            **{name: str(special[name]) if name in special else None for name in names},
         )
 
     def definition(self) -> str:

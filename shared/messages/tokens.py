@@ -13,6 +13,7 @@ class TokenLogprob(Message, frozen=True):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # Its place among all tokens, from 1, as ``top`` is ordered; 0: untold, as for tokens of an answer.
 
 
 class Timing(Message, frozen=True):

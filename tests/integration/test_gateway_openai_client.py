@@ -142,6 +142,29 @@ async def test_scoring_a_prompt_as_evaluation_tools_do() -> None:
     assert answer.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize(("logprobs", "prompt_logprobs"), [(1, 0), (0, 1), (None, 0)])
+async def test_an_echo_has_as_many_logprobs_as_its_answer(logprobs: int | None, prompt_logprobs: int) -> None:
+    """Whatever prompt_logprobs asks for beside, which has its own number."""
+    async with running_gateway(says(TEXT), over_http=True) as harness, client_of(harness) as client:
+        answer = await client.completions.create(
+            model="test-model",
+            prompt=[5, 6, 7],
+            echo=True,
+            logprobs=logprobs,
+            max_tokens=1,
+            extra_body={"prompt_logprobs": prompt_logprobs},
+        )
+        told = harness.cell.submitted[0].sampling
+
+    assert (told.logprobs, told.prompt_logprobs) == (logprobs, max(prompt_logprobs, logprobs or 0))
+    (choice,) = answer.choices
+    ranks = [{token: each["rank"] for token, each in (entry or {}).items()} for entry in choice.prompt_logprobs]  # type: ignore[attr-defined]
+    assert ranks == [{}, *({str(token): 1 if prompt_logprobs else None} for token in (6, 7))]
+    if logprobs is not None:
+        assert choice.logprobs is not None
+        assert [len(entry or {}) for entry in choice.logprobs.top_logprobs or []] == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("is_text", [False, True])
 async def test_offsets_are_places_in_an_echo(is_text: bool) -> None:
     """An echo of token ids leaves special tokens out, and a text keeps them."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jinja2
 import pytest
 
 from services.gateway.cell_events import cell_event
 from services.gateway.routes import tokenization
 from services.gateway.tenant_file import write_tenants
+from services.gateway.tokenizer import load_tokenizer
 from shared import errors, subjects
 from shared.codec import decode
 from shared.messages.status import Degradation, Heartbeat
-from tests.unit.gateway.running_gateway import running_gateway, says, tokenizer
+from tests.unit.gateway.running_gateway import MODEL_DIR, running_gateway, says, tokenizer
 from tests.waiting import until
 
 ADMIN_KEY = "an-admin-key-of-some-length"
@@ -135,6 +138,47 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
     assert (neither.status_code, wrong.status_code) == (400, 400)
 
 
+async def test_a_tokenizer_is_described_as_evaluation_tools_ask() -> None:
+    """With its template, by which they render conversations themselves, and its special tokens."""
+    async with running_gateway(api_keys=["an-ordinary-key"]) as harness:
+        stranger = await harness.client.get("/tokenizer_info")
+        harness.client.headers["authorization"] = "Bearer an-ordinary-key"
+        told = (await harness.client.get("/tokenizer_info")).json()
+        messages = [{"role": "user", "content": "hello you"}]
+        made = (await harness.client.post("/tokenize", json={"messages": messages})).json()
+        text = jinja2.Template(told["chat_template"]).render(messages=messages, add_generation_prompt=True)
+        asked = {"prompt": text, "add_special_tokens": False}
+        rendered = (await harness.client.post("/tokenize", json=asked)).json()
+        end = (
+            await harness.client.post("/tokenize", json={"prompt": told["eos_token"], "add_special_tokens": False})
+        ).json()
+
+    assert stranger.status_code == 401
+    assert (told["tokenizer_class"], told["model_max_length"]) == (type(load_tokenizer(MODEL_DIR)).__name__, 512)
+    assert {"bos_token", "pad_token", "unk_token"} < set(told)
+    assert rendered["tokens"] == made["tokens"]
+    assert end["count"] == 1
+
+
+async def test_the_load_is_the_number_of_choices_in_progress() -> None:
+    """As vLLM tells it, to those who may read metrics."""
+    async with running_gateway() as harness, asyncio.TaskGroup() as tasks:
+        before = (await harness.client.get("/load")).json()
+        body = {"prompt": [5], "max_tokens": 1, "n": 2}
+        asking = tasks.create_task(harness.client.post("/v1/completions", json=body))
+        await until(lambda: len(harness.cell.submitted) == 2)
+        during = (await harness.client.get("/load")).json()
+        for request in harness.cell.submitted:
+            await harness.cell.emit(request, [(5, "x")], finish="length")
+        await asking
+        after = (await harness.client.get("/load")).json()
+    async with running_gateway(api_metrics="closed") as harness:
+        closed = await harness.client.get("/load")
+
+    assert [each["server_load"] for each in (before, during, after)] == [0, 2, 0]
+    assert closed.status_code == 404
+
+
 async def test_many_tokens_are_told_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the answer shows nothing."""
     monkeypatch.setattr(tokenization, "PIECE_TOKENS", 7)
@@ -159,6 +203,7 @@ async def test_the_openapi_description_names_every_route_and_resolves() -> None:
         "/v1/cell", "/v1/cell/events", "/v1/cell/page-link", "/ui/key",
         "/v1/requests", "/v1/requests/{name}/explain", "/v1/cache/leases",
         "/v1/cache/divergences",
+        "/reset_prefix_cache", "/flush_cache", "/load", "/tokenizer_info",
         "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/cancel", "/v1/responses/compact",
         "/v1/responses/{response_id}/input_items", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings",

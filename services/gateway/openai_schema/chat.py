@@ -28,7 +28,7 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of the conversation. An assistant's ``function_call`` and ``audio`` are refused."""
+    """One message of the conversation. An assistant's ``function_call``, ``audio`` and ``prefix`` are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -41,6 +41,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reasoning: str | None = None  # The name that newer clients use for ``reasoning_content``.
     function_call: Any = None
     audio: Any = None
+    prefix: Any = None  # By which clients of Mistral and DeepSeek ask to continue the message.
 
 
 class ChatFields(SamplingFields, frozen=True, kw_only=True):

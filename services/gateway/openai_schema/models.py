@@ -1,4 +1,4 @@
-"""GET /v1/models, /version and the health endpoints."""
+"""GET /v1/models, /version, /load and the health endpoints."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     """The version of this gateway's package."""
 
     version: str
+
+
+class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Choices in progress at this gateway, under vLLM's name."""
+
+    server_load: int
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokenizer, as far as clients need it to render and cut texts themselves; null is absent.
+
+    ``chat_template`` is Jinja; ``model_max_length`` counts tokens of prompt and answer.
+    """
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,7 +86,11 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt token's logprob in vLLM's shape; ``rank`` is null where it is not among the most likely ones."""
+    """A prompt token's logprob in vLLM's shape.
+
+    ``rank`` is its place among all tokens, from 1; null where a worker of an earlier release answers and the
+    token is unlikely.
+    """
 
     logprob: float
     rank: int | None

@@ -64,7 +64,7 @@ def asked_tools(
             return ToolAsk(known, "auto", is_parallel)
         case "none":
             return None
-        case "required":
+        case "required" | "any":  # The second is the name of Mistral's clients.
             return ToolAsk(known, "required", is_parallel)
         case {"type": "function", "function": {"name": str(name)}}:
             return ToolAsk(_chosen(known, [name], "tool_choice.function.name"), "named", is_parallel=False)

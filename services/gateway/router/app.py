@@ -11,9 +11,10 @@ from starlette.types import Message, Receive, Scope, Send
 from services.gateway.admin_key import check_admin
 from services.gateway.error_answers import error_answer, error_headers
 from services.gateway.event_stream import ABORT_EXTENSION
+from services.gateway.failures import unknown_route
 from services.gateway.openai_schema.models import Version
 from services.gateway.router.forwarding import forward
-from services.gateway.router.metrics import OWN_FAMILIES
+from services.gateway.router.metrics import own_families
 from services.gateway.router.model_list import model_list
 from services.gateway.router.parts import Router
 from services.gateway.router.paths import forwarded_methods
@@ -28,7 +29,7 @@ from shared.metrics import render
 
 TYPE: Header = (b"content-type", b"application/json")
 MODELS = "/v1/models"
-READY = ("/health", "/health/ready")
+READY = ("/health", "/health/ready", "/ping")
 
 _log = logs.get_logger("router.http")
 
@@ -96,7 +97,8 @@ class RouterApp:
             _allow(method, path, "GET", "HEAD")
             answer = await self._pages[path](headers)
         else:
-            raise NotFound(f"Unknown route: {method} {path}; the cells' gateways may have it", code="unknown_route")
+            error = unknown_route(method, path)
+            raise NotFound(f"{error.message}; the cells' gateways may have it", code=error.code)
         await _send_whole(send, answer, request_id, has_body=method != "HEAD")
 
     async def _live(self, headers: Headers) -> Answer:
@@ -118,10 +120,11 @@ class RouterApp:
 
     async def _metrics(self, headers: Headers) -> Answer:
         if self._router.config.api_metrics == "closed":
-            raise NotFound("Unknown route: GET /metrics", code="unknown_route")
+            raise unknown_route("GET", METRICS_PATH)
         if self._router.config.api_metrics == "admin":
             check_admin(headers, self._router.config.admin_key)
-        return 200, [(b"content-type", METRICS_TYPE.encode())], render(*OWN_FAMILIES)
+        families = own_families(summaries=self._router.config.summaries)
+        return 200, [(b"content-type", METRICS_TYPE.encode())], render(*families)
 
 
 class _NotAllowed(InvalidRequest):

@@ -16,6 +16,7 @@ from services.gateway.router.cells import Cells
 from services.gateway.router.config import RouterConfig
 from services.gateway.router.feed import Feed
 from services.gateway.router.health import ask, watch_gateways
+from services.gateway.router.metrics import own_families
 from services.gateway.router.parts import Router
 from services.gateway.router.upstream import Upstream
 from shared import logs, progress
@@ -47,7 +48,8 @@ async def run(config: RouterConfig, life: Lifecycle) -> None:
         tls = config.server_tls()
         router = compose(config)
         feed = Feed(router)
-        serve_metrics(config.metrics_port, config.metrics_host)
+        families = own_families(summaries=config.summaries)
+        serve_metrics(config.metrics_port, config.metrics_host, beginnings=families)
         try:
             await feed.begin()
             await _ask_all(router)

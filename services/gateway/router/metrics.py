@@ -19,5 +19,10 @@ SUMMARY_AGE = gauge(
 CHOICE_TIME = histogram("router_choice_time_seconds", "Reading a body's head and choosing a cell")
 TIME_TO_HEAD = histogram("router_time_to_first_byte_seconds", "From a request's body to the first byte of its answer")
 
-OWN_FAMILIES = ("router_", "listener_", "bus_", "log_")
-"""Prefixes of a router's metrics. Others belong to modules that it shares with gateways, and stay at 0 here."""
+
+def own_families(*, summaries: bool) -> tuple[str, ...]:
+    """Return the prefixes of a router's metrics; those of the broker only where it receives ``summaries`` from one.
+
+    Others belong to modules that it shares with gateways, and would stay at 0 here.
+    """
+    return ("router_", "listener_", "log_", *(("bus_",) if summaries else ()))

@@ -18,6 +18,8 @@ RESPONSES = "/v1/responses"
 PROMPTS = ("/v1/chat/completions", "/v1/completions", MESSAGES, RESPONSES)
 """Paths whose prompts are cached; requests to others go to the least loaded cell."""
 
+TOKENIZER_INFO = "/tokenizer_info"
+
 _POSTED = (
     *PROMPTS,
     f"{MESSAGES}/count_tokens",
@@ -33,6 +35,8 @@ def forwarded_methods(path: str) -> tuple[str, ...]:
     """Return the methods with which a path is forwarded; empty for a path that is not."""
     if path in _POSTED:
         return ("POST",)
+    if path == TOKENIZER_INFO:
+        return ("GET",)
     if not response_id_of(path):
         return ()
     return {"": ("GET", "DELETE"), "input_items": ("GET",), "cancel": ("POST",)}.get(_below_response(path), ())

@@ -1,4 +1,7 @@
-"""The administration of the cache, below /v1/cache. The boundary has checked the admin key before."""
+"""The administration of the cache, below /v1/cache, and other servers' names for a flush.
+
+The boundary has checked the admin key before.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ from services.gateway.pending import Slots
 from services.gateway.prewarming import Warming, prewarm
 from services.gateway.prompt_source import tokenize_source
 from services.gateway.query import whole_number
+from services.gateway.routes.cache_resets import add_cache_resets
 from services.gateway.scrub_walk import scrub_next
 from services.gateway.tenants import Tenant
 from services.gateway.views.cache_view import lease_view, node_view, pin_view, stats_view
@@ -115,6 +119,7 @@ def cache_router(gateway: Gateway) -> APIRouter:
             return json_response(stats_view(status, await calls.inventories(status.storages)))
 
     _add_keeping(router, gateway, calls, slots)
+    add_cache_resets(router, calls, slots)
 
     @router.post(
         "/v1/cache/prewarm",

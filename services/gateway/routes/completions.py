@@ -108,8 +108,9 @@ def _params(
 ) -> SamplingParams:
     asked = request.max_tokens
     room = admission.output_room(prompt_tokens, asked, admission.COMPLETION_MAX_TOKENS, gateway.context_limit)
-    # An echoed prompt has logprobs where the answer has them.
-    prompt_logprobs = request.logprobs if request.echo and request.prompt_logprobs is None else request.prompt_logprobs
+    # An echoed prompt has logprobs where the answer has them, and as many.
+    asked_for = (request.prompt_logprobs, request.logprobs if request.echo else None)
+    prompt_logprobs = max((count for count in asked_for if count is not None), default=None)
     return admission.sampling_params(
         request,
         gateway.facts,

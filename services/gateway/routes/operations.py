@@ -16,7 +16,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.json_response import json_response
 from services.gateway.listening import ApiMetrics
 from services.gateway.openai_schema.errors import error_detail
-from services.gateway.openai_schema.models import Health, Shortfall, Version
+from services.gateway.openai_schema.models import Health, ServerLoad, Shortfall, Version
 from services.gateway.openapi import describes
 from services.gateway.route_access import administration
 from services.gateway.views.serving_view import serving_view
@@ -59,6 +59,8 @@ def operations_router(gateway: Gateway) -> APIRouter:
     @router.head("/health/ready", response_model=None, include_in_schema=False)
     @router.get("/health", response_model=None, include_in_schema=False)
     @router.head("/health", response_model=None, include_in_schema=False)
+    @router.get("/ping", response_model=None, include_in_schema=False)
+    @router.head("/ping", response_model=None, include_in_schema=False)
     async def ready(request: Request) -> Response:
         reasons = gateway.reasons_not_ready()
         degraded = msgspec.convert(gateway.degraded(), list[Shortfall], from_attributes=True)
@@ -100,6 +102,16 @@ def operations_router(gateway: Gateway) -> APIRouter:
         )
         async def get_metrics() -> Response:
             return Response(render(), headers={"content-type": METRICS_TYPE})
+
+        @router.get(
+            "/load",
+            response_model=None,
+            dependencies=access,
+            openapi_extra=describes(None, ServerLoad),
+            summary="Choices in progress at this gateway",
+        )
+        async def get_load() -> Response:
+            return json_response(ServerLoad(server_load=gateway.slots.used))
 
     @router.get("/version", response_model=None, openapi_extra=describes(None, Version), summary="Version")
     async def get_version() -> Response:

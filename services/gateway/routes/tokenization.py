@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from services.gateway.openai_schema.tokenization import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from services.gateway.openapi import describes
 from shared.errors import InvalidRequest
@@ -69,6 +70,15 @@ def tokenization_router(gateway: Gateway) -> APIRouter:
             admission.check_vocabulary(tokens, gateway.facts.vocab_size, param="tokens")
             text = await tokenizer.run(lambda: tokenizer.decode(tokens), len(tokens))
         return json_response(DetokenizeResponse(prompt=text))
+
+    @router.get(
+        "/tokenizer_info",
+        response_model=None,
+        openapi_extra=describes(None, TokenizerInfo),
+        summary="The tokenizer's chat template and special tokens",
+    )
+    async def tokenizer_info() -> Response:
+        return json_response(gateway.tokenizer.info(gateway.max_context))
 
     return router
 

@@ -38,7 +38,7 @@ class Wanted:
     """The optional parts that the caller asked for."""
 
     logprobs: int | None = None
-    prompt_logprobs: bool = False
+    prompt_logprobs: int | None = None
     token_ids: bool = False
     timing: bool = False
     explanation: bool = False
@@ -116,7 +116,8 @@ class DataEvents:
     def _prompt_logprobs(
         self, found: Sequence[TokenLogprob | None] | None
     ) -> list[dict[str, PromptLogprob] | None] | UnsetType:
-        return UNSET if found is None or not self._wanted.prompt_logprobs else prompt_logprob_list(found, self._texts)
+        top = self._wanted.prompt_logprobs
+        return UNSET if found is None or top is None else prompt_logprob_list(found, top, self._texts)
 
     def _timing(self, *, is_last: bool) -> TimingReport | UnsetType:
         first = self._generation.choices[0]
@@ -139,7 +140,7 @@ def wanted_by(fields: SamplingFields, logprobs: int | None) -> Wanted:
     options = fields.stream_options
     return Wanted(
         logprobs=logprobs,
-        prompt_logprobs=fields.prompt_logprobs is not None,
+        prompt_logprobs=fields.prompt_logprobs,
         token_ids=bool(fields.return_token_ids),
         timing=bool(fields.timing),
         explanation=bool(fields.explain),

@@ -37,7 +37,7 @@ class ChatView(DataEvents):
         """All arguments are those of :class:`DataEvents`."""
         super().__init__(generation, head, wanted, texts, now_ns)
         self._first = True
-        self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs)
+        self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs is not None)
 
     def opening(self) -> list[bytes]:
         """Return one chunk per choice with the role, before any content."""
@@ -55,7 +55,7 @@ class ChatView(DataEvents):
         Returns None if the delta has neither parts, nor the end, nor tokens or prompt logprobs that the caller asked
         for.
         """
-        has_prompt_logprobs = self._wanted.prompt_logprobs and delta.prompt_logprobs is not None
+        has_prompt_logprobs = self._wanted.prompt_logprobs is not None and delta.prompt_logprobs is not None
         parts = choice.reply.read(delta)
         has_news = bool(parts) or delta.finish is not None or has_prompt_logprobs
         if not has_news and not (delta.tokens and self._wanted.tokens_matter):

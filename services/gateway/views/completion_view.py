@@ -54,7 +54,7 @@ class CompletionView(DataEvents):
             for choice in generation.choices
         ]
         self._opened = [False] * len(generation.choices)
-        self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs or hides_output)
+        self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs is not None or hides_output)
 
     def opening(self) -> list[bytes]:
         """Return no chunks: the first chunk of a choice has its own text."""

@@ -109,10 +109,10 @@ def token_name(token: int, texts: TokenTexts) -> str:
 
 
 def prompt_logprob_list(
-    entries: Sequence[TokenLogprob | None], texts: TokenTexts
+    entries: Sequence[TokenLogprob | None], top: int, texts: TokenTexts
 ) -> list[dict[str, PromptLogprob] | None]:
-    """Return vLLM's ``prompt_logprobs``: by token id, the prompt's own token and the most likely ones."""
-    return [None if entry is None else _by_token_id(entry, texts) for entry in entries]
+    """Return vLLM's ``prompt_logprobs``: by token id, the prompt's own token and the ``top`` most likely ones."""
+    return [None if entry is None else _by_token_id(entry, top, texts) for entry in entries]
 
 
 def _top(entry: TokenLogprob, top: int, texts: TokenTexts) -> dict[str, float]:
@@ -130,13 +130,14 @@ def _top(entry: TokenLogprob, top: int, texts: TokenTexts) -> dict[str, float]:
     return found
 
 
-def _by_token_id(entry: TokenLogprob, texts: TokenTexts) -> dict[str, PromptLogprob]:
+def _by_token_id(entry: TokenLogprob, top: int, texts: TokenTexts) -> dict[str, PromptLogprob]:
     found = {
         str(token): PromptLogprob(logprob=finite(logprob), rank=place, decoded_token=texts.text(token))
-        for place, (token, logprob) in enumerate(entry.top, start=1)
+        for place, (token, logprob) in enumerate(entry.top[:top], start=1)
     }
+    rank = entry.rank or None
     found.setdefault(
         str(entry.token),
-        PromptLogprob(logprob=finite(entry.logprob), rank=None, decoded_token=texts.text(entry.token)),
+        PromptLogprob(logprob=finite(entry.logprob), rank=rank, decoded_token=texts.text(entry.token)),
     )
     return found

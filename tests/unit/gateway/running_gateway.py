@@ -140,13 +140,13 @@ async def running_gateway(
 
             stack.push_async_callback(stop)
             base_url = f"http://127.0.0.1:{port}"
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=20, headers=JSON))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=60, headers=JSON))
         else:
             await stack.enter_async_context(shell.running())
             base_url = "http://gateway"
             transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
             client = await stack.enter_async_context(
-                httpx.AsyncClient(transport=transport, base_url=base_url, timeout=20, headers=JSON)
+                httpx.AsyncClient(transport=transport, base_url=base_url, timeout=60, headers=JSON)
             )
         harness = Harness(gateway, cell, bus, app, client, life, connections, base_url)
         await harness.heard()

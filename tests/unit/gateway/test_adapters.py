@@ -195,7 +195,7 @@ class ScriptedScheduler:
 
 @contextlib.asynccontextmanager
 async def scripted(
-    *, workers: int = 1, load_s: float = 10.0, hears: bool = True
+    *, workers: int = 1, load_s: float = 20.0, hears: bool = True, hear_s: float = 20.0
 ) -> AsyncIterator[tuple[ScriptedScheduler, AdapterCalls]]:
     """A scheduler, and calls of a gateway that hears of every status where it ``hears``."""
     bus = MemoryBroker().connect("test")
@@ -210,7 +210,7 @@ async def scripted(
     serving = await bus.serve(subjects.rpc("scheduler", "status"), answer)
     following = asyncio.create_task(scheduler.follow())
     try:
-        yield scheduler, AdapterCalls(CacheCalls(bus), view, load_s=load_s, room_s=0.1, hear_s=0.2)
+        yield scheduler, AdapterCalls(CacheCalls(bus), view, load_s=load_s, room_s=0.1, hear_s=hear_s)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -268,7 +268,11 @@ async def test_what_a_worker_cannot_load_is_taken_back(files: AdapterFiles, tmp_
 
 @pytest.mark.parametrize(
     ("given", "error"),
-    [({"workers": 0}, "no worker has joined"), ({"load_s": 0.05}, "within 0.05 s"), ({"hears": False}, "is silent")],
+    [
+        ({"workers": 0}, "no worker has joined"),
+        ({"load_s": 0.05}, "within 0.05 s"),
+        ({"hears": False, "hear_s": 0.2}, "is silent"),
+    ],
 )
 async def test_waits_are_bounded(files: AdapterFiles, given: dict[str, Any], error: str) -> None:
     """Without workers, with workers that are slow, and with a scheduler that this gateway does not hear."""

@@ -204,6 +204,52 @@ async def test_a_flush_says_what_went() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "tiers"),
+    [
+        ("/reset_prefix_cache", ("device", "host")),
+        ("/reset_prefix_cache?reset_running_requests=false&reset_external=False", ("device", "host")),
+        ("/reset_prefix_cache?reset_external=true", ("device", "host", "disk", "remote")),
+        ("/flush_cache", ("device", "host")),
+        ("/flush_cache?timeout=30.5", ("device", "host")),
+    ],
+)
+async def test_load_generators_empty_the_cache_by_the_names_they_know(target: str, tiers: tuple[str, ...]) -> None:
+    """vLLM's and SGLang's, with no body or any: all namespaces, and the report is that of a flush."""
+    async with administered() as (harness, cache):
+        answers = [
+            await harness.client.post(target),
+            await harness.client.post(target, content=b"", headers={"content-type": "application/octet-stream"}),
+            await harness.client.post(target, headers={"x-admin-key": "", "authorization": f"Bearer {KEY}"}),
+        ]
+
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert answers[0].json()["tiers"] == list(tiers)
+    assert answers[0].json()["device_pages"] == 3
+    orders = [order for order in cache.orders if isinstance(order, FlushCache)]
+    assert [(order.tiers, order.namespace) for order in orders] == [(tiers, "")] * 3
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "param"),
+    [
+        ("/reset_prefix_cache?reset_running_requests=true", "unsupported_parameter", "reset_running_requests"),
+        ("/reset_prefix_cache?reset_external=perhaps", "invalid_request", "reset_external"),
+        ("/reset_prefix_cache?namespace=ab", "invalid_request", "namespace"),
+        ("/flush_cache?reset_external=true", "invalid_request", "reset_external"),
+    ],
+)
+async def test_a_reset_that_would_do_something_else_is_refused(target: str, code: str, param: str) -> None:
+    """Running requests keep their KV, and a parameter that is not known here might narrow what is meant."""
+    async with administered() as (harness, cache):
+        answer = await harness.client.post(target)
+        got = await harness.client.get("/flush_cache")
+
+    assert refusal(answer) == (400, code, param)
+    assert got.status_code == 405
+    assert cache.orders == []
+
+
+@pytest.mark.parametrize(
     ("whose", "stay"),
     [
         ({}, []),

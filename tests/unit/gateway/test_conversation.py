@@ -54,6 +54,7 @@ def test_tool_calls_carry_objects_and_missing_content_is_empty() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
         ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "messages[0].function_call"),
+        ({"role": "assistant", "content": "Once", "prefix": True}, "messages[0].prefix"),
         ({"role": "assistant", "content": None, "audio": {"id": "a"}}, "messages[0].audio"),
     ],
 )

@@ -162,6 +162,28 @@ def test_retry_after_is_said_where_retrying_helps() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/chat/completions", "the API is below /v1: /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "the API is below /v1: /v1/chat/completions"),
+        ("/openai/v1/completions", "the API is below /v1: /v1/completions"),
+        ("/v1/v1/messages", "the API is below /v1: /v1/messages"),
+        ("/v1/models/models", ""),
+        ("/messages/count_tokens", "the API is below /v1: /v1/messages/count_tokens"),
+        ("/generate", "not served; use /v1/completions"),
+        ("/get_server_info", "not served; use /health/ready and, with the admin key, /v1/cell"),
+        ("/api/chat", "not served; use /v1/chat/completions"),
+        ("/nope", ""),
+    ],
+)
+def test_a_path_of_another_server_is_told_ours(path: str, told: str) -> None:
+    """A client whose base URL has a part too many or too few reads what to change."""
+    error = error_of_status(404, "detail", "POST", path)
+
+    assert error.message == f"Unknown route: POST {path}" + (f"; {told}" if told else "")
+
+
+@pytest.mark.parametrize(
     ("status", "code"),
     [(404, "unknown_route"), (405, "method_not_allowed"), (400, "invalid_request"), (500, "internal_error")],
 )

@@ -17,7 +17,7 @@ from tests.unit.gateway.running_gateway import Harness, running_gateway, says
 
 ADMIN_KEY = "an-admin-key-of-some-length"
 API_KEY = "an-ordinary-key"
-OPEN_PATHS = {"/", "/health", "/health/live", "/health/ready", "/ui/key", "/version"}
+OPEN_PATHS = {"/", "/health", "/health/live", "/health/ready", "/ping", "/ui/key", "/version"}
 CONTROLS = ("%0A", "%0D", "%00", "%09", "%0D%0A", "%7F")
 SPELLINGS = (
     "{}", *(f"{{}}{each}" for each in CONTROLS), *(f"/{each}{{}}" for each in CONTROLS), "{}/", "{}//",
@@ -34,7 +34,7 @@ def guarded(harness: Harness) -> list[tuple[str, str, bool]]:
         for route in router(harness.gateway).routes:
             assert isinstance(route, APIRoute)
             if route.path not in OPEN_PATHS:
-                is_admin = router in OF_ADMINISTRATION or route.path in ("/v1/cell/page-link", "/metrics")
+                is_admin = router in OF_ADMINISTRATION or route.path in ("/v1/cell/page-link", "/metrics", "/load")
                 path = _PARAMETER.sub("name", route.path)
                 found += [(method, path, is_admin) for method in sorted(route.methods or ())]
     assert len(found) > 30

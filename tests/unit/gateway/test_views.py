@@ -254,13 +254,19 @@ def test_two_tokens_of_one_text_are_told_apart() -> None:
 
 
 def test_prompt_logprobs_have_vllms_shape() -> None:
-    """By token id, with ranks where they are known."""
-    rare = TokenLogprob(token=9, logprob=-7.0, top=((HELLO, -0.5),))
-    found = prompt_logprob_list([None, rare], TEXTS)
+    """By token id, each with its rank; a worker of an earlier release does not tell that of an unlikely token."""
+    rare = TokenLogprob(token=9, logprob=-7.0, top=((HELLO, -0.5), (7, -1.5)), rank=812)
+    untold = msgspec.structs.replace(rare, rank=0)
+    found = prompt_logprob_list([None, rare, untold], 1, TEXTS)
 
     assert found[0] is None
     assert found[1] is not None
-    assert (found[1][str(HELLO)].rank, found[1]["9"].rank, found[1]["9"].logprob) == (1, None, -7.0)
+    assert found[2] is not None
+    assert {token: (each.rank, each.logprob) for token, each in found[1].items()} == {
+        str(HELLO): (1, -0.5),
+        "9": (812, -7.0),
+    }
+    assert found[2]["9"].rank is None
 
 
 def test_a_chat_chunk_without_news_is_not_sent() -> None:

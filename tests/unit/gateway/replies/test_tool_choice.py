@@ -33,6 +33,7 @@ def test_tools_may_be_called_unless_the_choice_is_none() -> None:
 def test_a_call_is_forced_of_any_or_of_the_named_tool() -> None:
     """The named one is called once."""
     any_of = asked_tools([tool("a"), tool("b")], "required", False)
+    assert asked_tools([tool("a"), tool("b")], "any", False) == any_of  # Mistral's name.
     named = asked_tools([tool("a"), tool("b")], {"type": "function", "function": {"name": "b"}}, None)
 
     assert any_of is not None
@@ -65,7 +66,7 @@ def test_a_tool_without_parameters_takes_any_object() -> None:
     [
         (None, "required", "tool_choice"),
         ([], {"type": "function", "function": {"name": "f"}}, "tool_choice"),
-        ([tool()], "any", "tool_choice"),
+        ([tool()], "some", "tool_choice"),
         ([tool()], {"type": "function"}, "tool_choice"),
         ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
         ([tool()], allowed("g"), "tool_choice.allowed_tools.tools"),

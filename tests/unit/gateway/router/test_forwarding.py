@@ -52,6 +52,24 @@ async def test_an_answer_passes_with_its_headers_and_names_its_cell() -> None:
     assert "te" not in call.headers
 
 
+async def test_a_tokenizer_is_asked_of_a_cell_and_a_flush_of_none() -> None:
+    """Evaluation tools find it behind a router; the admin key of a cell is not the router's."""
+
+    async def script(call: Call) -> None:
+        await call.answer(200, b"{}")
+
+    async with routing({"a": [ScriptedGateway(script)]}) as harness:
+        info = await harness.client.get("/tokenizer_info")
+        ping = await harness.client.get("/ping")
+        flush = await harness.client.post("/flush_cache")
+        targets = [call.target for call in harness.gateways["a"][0].calls if not call.target.startswith("/v1/cell")]
+
+    assert (info.status_code, ping.status_code, flush.status_code) == (200, 200, 404)
+    assert "/tokenizer_info" in targets
+    assert "/flush_cache" not in targets
+    assert flush.json()["error"]["message"].endswith("the cells' gateways may have it")
+
+
 async def test_events_pass_as_they_come() -> None:
     """An event is with the client before the next one is made, and one that is cut in two passes when it is whole."""
     may_go_on = asyncio.Event()
