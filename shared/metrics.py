@@ -22,6 +22,8 @@ from prometheus_client import (
     start_http_server,
 )
 
+from shared.errors import OperatorError
+
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -101,7 +103,11 @@ def histogram(
 
 def render(*beginnings: str) -> bytes:
     """Return the registry in Prometheus text format, or only the families whose names begin with one of these."""
-    return generate_latest(_Families(beginnings) if beginnings else REGISTRY)
+    return generate_latest(_chosen(beginnings))
+
+
+def _chosen(beginnings: tuple[str, ...]) -> CollectorRegistry:
+    return _Families(beginnings) if beginnings else REGISTRY
 
 
 class _Families(CollectorRegistry):
@@ -119,16 +125,23 @@ class _Families(CollectorRegistry):
 READY_PATH = "/health/ready"
 
 
-def serve(port: int, host: str = "127.0.0.1", not_ready: Callable[[], str] | None = None) -> None:
-    """Serve ``/metrics`` from a daemon thread; port 0 is off.
+def serve(
+    port: int, host: str = "127.0.0.1", not_ready: Callable[[], str] | None = None, beginnings: tuple[str, ...] = ()
+) -> None:
+    """Serve ``/metrics`` from a daemon thread, of all families or of those of :func:`render`; port 0 is off.
 
     With ``not_ready``, ``/health/ready`` answers, too: 503 with the reason that it returns, and 200 for "".
+    Raises OperatorError when the address is not available.
     """
     if not port:
         return
-    server, _ = start_http_server(port, host, registry=REGISTRY)
+    registry = _chosen(beginnings)
+    try:
+        server, _ = start_http_server(port, host, registry=registry)
+    except OSError as error:
+        raise OperatorError(f"--metrics-port: cannot listen on {host}:{port}: {error}") from error
     if not_ready is not None:
-        server.set_app(_with_readiness(make_wsgi_app(REGISTRY), not_ready))
+        server.set_app(_with_readiness(make_wsgi_app(registry), not_ready))
 
 
 def _with_readiness(metrics: WSGIApplication, not_ready: Callable[[], str]) -> WSGIApplication:

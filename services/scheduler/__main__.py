@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from services.scheduler.config import SchedulerConfig
-from shared import config, logs, metrics
+from shared import config, logs
 from shared.arguments import ArgumentParser
 from shared.guard import guarded
 from shared.lifecycle import EXIT_REFUSED, run_service
@@ -24,7 +24,6 @@ def main(argv: list[str] | None = None) -> int:
     if settings is None:
         return EXIT_REFUSED
     logs.configure("scheduler", settings.id, level=settings.log_level)
-    metrics.serve(settings.metrics_port, settings.metrics_host)
     return run_service("scheduler", "services.scheduler.bootstrap:run", settings)
 
 

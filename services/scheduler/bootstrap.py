@@ -19,6 +19,7 @@ _log = logs.get_logger("scheduler")
 
 async def run(config: SchedulerConfig, life: Lifecycle) -> None:
     """Check settings, load policies, connect, create missing streams, and run until stopped. Raises ConfigError."""
+    metrics.serve(config.metrics_port, config.metrics_host)
     check(config)
     keep_heap()
     for name, fault in load_installed().items():

@@ -10,6 +10,9 @@ from tools.chart_values import CHART
 
 EVERYTHING: dict[str, Any] = {
     "image": {"tag": "1.2.3", "pullSecrets": ["registry"]},
+    "env": [{"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": {"secretKeyRef": {"name": "otel", "key": "headers"}}}],
+    "podLabels": {"azure.workload.identity/use": "true"},
+    "podAnnotations": {"linkerd.io/inject": "disabled"},
     "model": {
         "path": "/models/qwen",
         "volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
@@ -31,12 +34,22 @@ EVERYTHING: dict[str, Any] = {
         "tls": {"secretName": "api-tls", "minVersion": "1.3"},
         "apiMetrics": "admin",
         "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+            "hosts": ["llm.example.com"],
+            "tlsSecretName": "llm-tls",
+        },
         "resources": {"cpuLimit": "4"},
         "autoscaling": {"enabled": True},
         "nodeSelector": {"example.com/kind": "front"},
         "tolerations": [{"key": "front", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "priorityClassName": "serving",
     },
     "scheduler": {
+        "priorityClassName": "serving",
         "tolerations": [{"key": "front", "operator": "Exists"}],
         "nodeSelector": {"example.com/kind": "front"},
     },
@@ -70,6 +83,7 @@ EVERYTHING: dict[str, Any] = {
             },
             "disk": {"storageClassName": "local-nvme", "kvGib": 500, "claimGib": 600},
             "gpu": {"runtimeClassName": "nvidia"},
+            "priorityClassName": "serving",
             "autoscaling": {"kind": "keda"},
             "nodeSelector": {"nvidia.com/gpu.product": "H100"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],

@@ -243,8 +243,8 @@ def test_every_process_is_scraped() -> None:
         assert sorted(endpoint["port"] for endpoint in endpoints) == sorted(ports)
         assert {endpoint["path"] for endpoint in endpoints} == {"/metrics"}
         # By which alerts and dashboards tell cells apart: namespace and release.
-        cell = [{"targetLabel": "cell", "replacement": "llm/cell"}]
-        assert all(endpoint["relabelings"] == cell for endpoint in endpoints)
+        cell = {"targetLabel": "cell", "replacement": "llm/cell"}
+        assert all(cell in endpoint["relabelings"] for endpoint in endpoints)
 
 
 def test_autoscalers_own_the_number_of_pods() -> None:

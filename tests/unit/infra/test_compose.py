@@ -173,6 +173,8 @@ def test_containers_have_no_rights(process: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert any(mount.startswith("/var/cache/thermocline:exec") for mount in service["tmpfs"])
+    # Podman refuses an owner, and without one only this mode lets user 10001 write.
+    assert {option for mount in service["tmpfs"] for option in mount.split(":")[1].split(",")} == {"exec", "mode=1777"}
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "compose.observe.yaml"])

@@ -29,7 +29,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{/* What every pod says: no token of the API server, no root, no privilege. */}}
 {{- define "thermocline.pod" -}}
-serviceAccountName: {{ include "thermocline.fullname" . | quote }}
+serviceAccountName: {{ default (include "thermocline.fullname" .) .Values.serviceAccount.name | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
@@ -48,6 +48,21 @@ securityContext:
     type: RuntimeDefault
 {{- end -}}
 
+{{/* Labels and annotations that the values give to every pod; the schema refuses those of the chart. */}}
+{{- define "thermocline.podLabels" -}}
+{{ include "thermocline.labels" . }}
+{{- with .root.Values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "thermocline.podAnnotations" -}}
+checksum/settings: {{ toJson .settings | sha256sum }}
+{{- with .root.Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- define "thermocline.container" -}}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
@@ -57,13 +72,19 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* Where the broker is and who this process is; what is secret comes from secrets, as variables or as files. */}}
-{{- define "thermocline.brokerEnv" -}}
+{{/*
+The values' variables, then where the broker is and who this process is: of two with one name, the last counts. What is secret comes from secrets, as variables
+or as files.
+*/}}
+{{- define "thermocline.env" -}}
 {{- $broker := .root.Values.broker -}}
 {{- $urls := list -}}
 {{- range $broker.servers -}}
 {{- $urls = append $urls (printf "%s://%s" $broker.scheme .) -}}
 {{- end -}}
+{{- with .root.Values.env }}
+{{- toYaml . }}
+{{ end -}}
 - name: THERMOCLINE_NATS
   value: {{ join "," $urls | quote }}
 {{- if $broker.credentials.secretName }}
@@ -233,6 +254,13 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{- define "thermocline.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
