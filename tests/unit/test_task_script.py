@@ -229,6 +229,19 @@ def test_pythons_that_do_not_fit_are_named(checkout: Checkout, tmp_path: Path) -
     assert "needs Python 3.11 to 3.14" in err
 
 
+def test_a_free_threaded_python_is_refused(checkout: Checkout, tmp_path: Path) -> None:
+    """Before anything is downloaded: several dependencies have no wheels for such a build."""
+    programs = tmp_path / "programs"
+    code = 'import sys, sysconfig; sysconfig.get_config_var = {"Py_GIL_DISABLED": 1}.get; exec(sys.argv.pop(2))'
+    checkout.stand_in(programs, "python3.13t", f"exec {sys.executable} -c '{code}' \"$@\"")
+
+    exit_code, _, err = checkout.run(THERMOCLINE_PYTHON=str(programs / "python3.13t"))
+
+    assert exit_code == 1
+    assert "python3.13t is a free-threaded build, which is not supported" in err
+    assert not (checkout.folder / ".venv").exists()
+
+
 def test_the_pythons_are_those_of_the_project(checkout: Checkout) -> None:
     """The script and ``requires-python`` allow the same."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -45,9 +45,9 @@ def print_passes(console: Console, passes: list[Pass]) -> None:
             f"{one.accuracy:.0%}",
             f"{sum(a.prompt_tokens for a in one.answers):,}",
             f"{one.cached_fraction:.0%}",
-            f"{statistics.median(ttft):.1f} ms",
-            f"{quantile(ttft, 0.99):.1f} ms",
-            f"{one.seconds:.1f} s",
+            _figure(statistics.median(ttft), "ms"),
+            _figure(quantile(ttft, 0.99), "ms"),
+            _figure(one.seconds, "s"),
         )
     console.print(table)
 
@@ -64,9 +64,14 @@ def print_sources(console: Console, asked: list[Answer]) -> None:
             continue
         ttft = [a.ttft_s * 1e3 for a in answers]
         reused = sum(a.cached_tokens for a in answers)
-        median = f"{statistics.median(ttft):.1f} ms"
-        table.add_row(source, str(len(answers)), f"{reused:,}", median, f"{quantile(ttft, 0.99):.1f} ms")
+        median, slowest = (_figure(value, "ms") for value in (statistics.median(ttft), quantile(ttft, 0.99)))
+        table.add_row(source, str(len(answers)), f"{reused:,}", median, slowest)
     console.print(table)
+
+
+def _figure(value: float, unit: str) -> str:
+    """Return a figure so short that the tables fit 80 columns, which a log or a pipe has."""
+    return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
 
 
 def print_broker(console: Console, alone: list[Answer]) -> None:

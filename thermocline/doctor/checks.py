@@ -39,6 +39,7 @@ def judge(facts: Facts) -> tuple[Check, ...]:
         _libraries(facts),
         _gpu(facts),
         _device(facts),
+        _compiler(facts),
         _nats_server(facts),
         _runs_folder(facts),
         _shared_memory(facts),
@@ -92,6 +93,13 @@ def _device(facts: Facts) -> Check:
     return Check("device", "note" if facts.gpus else "ok", f"auto takes cpu: {facts.auto_reason or 'there is no GPU'}")
 
 
+def _compiler(facts: Facts) -> Check:
+    if facts.compiler_error:
+        advice = "slower portable paths serve; on Debian and Ubuntu: apt install gcc libc6-dev (CC names another)"
+        return Check("C compiler", "note", facts.compiler_error, advice)
+    return Check("C compiler", "ok", facts.compiler)
+
+
 def _nats_server(facts: Facts) -> Check:
     if facts.nats_server_error:
         advice = "name a program with --nats-server PATH, or a broker of your own with --nats URL"
@@ -127,11 +135,9 @@ def _memory(facts: Facts) -> Check:
     if available is None or total is None:
         return Check("memory", "note", "unknown")
     found = f"{_size(available)} available of {_size(total)}"
-    if facts.memory_limit is not None and facts.memory_limit < total:
-        found += f", limited to {_size(facts.memory_limit)}"
-        available = min(available, facts.memory_limit)
     if available < _MIN_MEMORY:
-        return Check("memory", "bad", found, f"a cell with the bundled model needs {_size(_MIN_MEMORY)}")
+        advice = f"a cell with the bundled model needs {_size(_MIN_MEMORY)}; the limit of a container or unit counts"
+        return Check("memory", "bad", found, advice)
     return Check("memory", "ok", found)
 
 

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import msgspec
 
 from shared import library_versions
 from shared.errors import ConfigError
+from shared.memory.machine_memory import memory_available_bytes
 from thermocline.supervisor.config import bundled_model
 from thermocline.supervisor.folders import folder_faults, free_bytes
 from thermocline.supervisor.nats_program import find_nats_program
@@ -23,6 +25,8 @@ from thermocline.supervisor.records import runs_dir
 # PyTorch runs in a process of its own: only the worker imports it, and a broken one must not break the doctor.
 _ASK_TORCH = ("-m", "services.worker.torch_gpus")
 _CGROUP = Path("/sys/fs/cgroup")
+# Needs a header of the C library, and OpenMP, as Thermocline's C does: a machine may have a compiler without them.
+_C_SOURCE = "#include <string.h>\n#include <omp.h>\nint threads(void) { return omp_get_max_threads(); }\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Facts:
     """Facts about the machine, with sizes in bytes.
 
     ``gpus`` are (name, bytes). ``auto_device`` is what --device auto chooses, and ``auto_reason`` why that is no GPU.
-    Errors are texts; "" is none.
+    ``memory_available`` counts what limits of cgroups leave. Errors are texts; "" is none.
     """
 
     system: str
@@ -51,7 +55,8 @@ class Facts:
     shm_free: int | None
     memory_total: int | None
     memory_available: int | None
-    memory_limit: int | None
+    compiler: str
+    compiler_error: str
     cores: int
     cores_limit: float | None
     open_files: int
@@ -64,7 +69,7 @@ def gather() -> Facts:
     torch, torch_error = _torch()
     nats_server, nats_server_error = _nats_server()
     runs_folder, runs_folder_error = _runs_folder()
-    memory = parse_memory_table(_read(Path("/proc/meminfo")))
+    compiler, compiler_error = _compiler()
     try:
         shm = shutil.disk_usage("/dev/shm")
     except OSError:
@@ -87,20 +92,16 @@ def gather() -> Facts:
         runs_folder_free=free_bytes(Path(runs_folder)) if runs_folder else None,
         shm_total=shm.total if shm else None,
         shm_free=shm.free if shm else None,
-        memory_total=memory.get("MemTotal"),
-        memory_available=memory.get("MemAvailable"),
-        memory_limit=parse_limit(_read(_CGROUP / "memory.max")),
+        compiler=compiler,
+        compiler_error=compiler_error,
+        memory_total=parse_memory_table(_read(Path("/proc/meminfo"))).get("MemTotal"),
+        memory_available=_memory_available(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         cores_limit=parse_cpu_limit(_read(_CGROUP / "cpu.max")),
         open_files=_finite(soft),
         open_files_hard=_finite(hard),
         bundled_model=str(bundled_model() or ""),
     )
-
-
-def parse_limit(text: str) -> int | None:
-    """Return a cgroup limit: a number, or None for ``max``."""
-    return int(text) if text.strip().isdigit() else None
 
 
 def parse_cpu_limit(text: str) -> float | None:
@@ -148,10 +149,37 @@ def _torch() -> tuple[_Torch, str]:
         done = subprocess.run([sys.executable, *_ASK_TORCH], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
         return _Torch(), "importing torch took more than 120 s"
+    except OSError as error:
+        return _Torch(), f"cannot start another Python: {error}"
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return _Torch(), lines[-1] if lines else f"exit code {done.returncode}"
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=_Torch), ""
+
+
+def _compiler() -> tuple[str, str]:
+    """Return the C compiler that workers and storages use, or "" and why it does not compile their kind of code."""
+    program = os.environ.get("CC", "cc")
+    command = [program, "-fopenmp", "-shared", "-fPIC", "-x", "c", "-", "-o"]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            command.append(f"{folder}/compiled.so")
+            done = subprocess.run(command, input=_C_SOURCE, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return "", f"{program} took more than 120 s"
+    except OSError as error:
+        return "", f"there is none: {error}"
+    if done.returncode != 0:
+        return "", (done.stderr.strip().splitlines() or [f"{program} ended with {done.returncode}"])[0]
+    return program, ""
+
+
+def _memory_available() -> int | None:
+    """Return the free bytes that pools may be made of, limits of cgroups counted."""
+    try:
+        return memory_available_bytes()
+    except ConfigError:
+        return None
 
 
 def _nats_server() -> tuple[str, str]:
