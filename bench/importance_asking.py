@@ -83,8 +83,8 @@ class Asker:
 class Watching:
     """An attention step that computes as ever and notes how important the prefix is to every head.
 
-    ``importance[metric][layer]`` is float32 ``[kv_heads, prefix]``; ``singly`` is the same for query heads, by
-    :data:`COMPARED_METRICS`. By ``h2o`` that is the attention that each query head pays.
+    ``importance[metric][layer]`` is float32 ``[kv_heads, prefix]``; ``paid[layer]``, ``[heads, prefix]``, is the
+    attention that each query head pays.
     """
 
     def __init__(self, asker: Asker, rows: int, prefix: int) -> None:
@@ -92,7 +92,7 @@ class Watching:
         self._step = asker.runner.paged_step(asker.meta(rows, prefix))
         self._slots = torch.from_numpy(token_slots(asker.pages, PAGE_SIZE, 0, prefix + rows))
         self.importance: dict[str, list[torch.Tensor]] = {name: [] for name in METRICS}
-        self.singly: dict[str, list[torch.Tensor]] = {name: [] for name in COMPARED_METRICS}
+        self.paid: list[torch.Tensor] = []
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         output = self._step.attend(call)
@@ -105,6 +105,5 @@ class Watching:
             self.importance[name].append(measure_importance(rows, keys, positions, self._prefix, units, metric))
         single = tuple(ProbeUnit(head, head + 1, head * len(keys) // heads) for head in range(heads))
         each = keys[[unit.kv_head for unit in single]]
-        for name, layers in self.singly.items():
-            layers.append(measure_importance(rows, each, positions, self._prefix, single, METRICS[name]))
+        self.paid.append(measure_importance(rows, each, positions, self._prefix, single, METRICS["h2o"]))
         return output

@@ -64,7 +64,6 @@ def measure(
         methods=methods,
         ratios=ratios,
         probe_heads=probe_heads,
-        probe_unit="kv_head",
         alpha=0.6,
         first_tokens=0,
         recent_tokens=0,

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -43,11 +43,7 @@ RULES = {"paper": ALPHA, "always_vote": 1e9, "each_head": 0.0}
 """Exponents of the threshold: IMPRESS's; so large that every layer accepts; 0, with which none does."""
 
 LOADED_METRICS = ("h2o", "last", "h2o_pooled", "last_pooled")
-PROBES = (
-    *(ProbeHeads(count, "kv_head") for count in (1, 2, 3)),
-    *(ProbeHeads(count, "query_head") for count in (2, 3)),
-)
-"""Of groups of two, two query heads have one KV head: what three of them have where groups are larger."""
+PROBES = tuple(map(ProbeHeads, (1, 2, 3)))
 
 Figures = dict[str, list[float]]
 
@@ -56,7 +52,7 @@ def watch(asker: Asker, question: list[int], prefix: int, figures: dict[tuple[An
     """Similarity of what heads, and neighbouring layers, find important, under ``(metric, ratio, layer)``."""
     watching = Watching(asker, len(question), prefix)
     asker.run(question, prefix, watching)
-    paid = watching.singly["h2o"]
+    paid = watching.paid
     for metric, layers in watching.importance.items():
         for ratio in SIMILARITY_RATIOS:
             count = Budget(ratio).over(0, prefix).count
@@ -76,19 +72,16 @@ def watch(asker: Asker, question: list[int], prefix: int, figures: dict[tuple[An
 
 
 def compare_probes(watching: Watching, figures: dict[tuple[Any, ...], Figures]) -> None:
-    """What several choices of probe heads find at :data:`PROBES_RATIO`, under ``(metric, unit, count)``."""
-    for metric, singly in watching.singly.items():
-        for layer, importance in enumerate(singly):
-            by_kv_head, paid = watching.importance[metric][layer], watching.singly["h2o"][layer]
-            prefix = importance.shape[1]
-            choice = Budget(PROBES_RATIO).over(0, prefix)
-            everyone = vote(most_important(by_kv_head, choice.count), by_kv_head)
+    """What several choices of probe heads find at :data:`PROBES_RATIO`, under ``(metric, count)``."""
+    for metric in COMPARED_METRICS:
+        for importance, paid in zip(watching.importance[metric], watching.paid, strict=True):
+            choice = Budget(PROBES_RATIO).over(0, importance.shape[1])
+            everyone = vote(most_important(importance, choice.count), importance)
             for probes in PROBES:
-                units = probes.units(len(importance), len(by_kv_head))
-                rows = by_kv_head if probes.unit == "kv_head" else importance
-                found = identify(rows[: len(units)], 0, choice)
-                into = figures[metric, probes.unit, probes.count]
-                into["probe_keys"].append(len(heads_read(units)) / (2 * len(by_kv_head)))
+                units = probes.units(len(paid), len(importance))
+                found = identify(importance[: len(units)], 0, choice)
+                into = figures[metric, probes.count]
+                into["probe_keys"].append(len(heads_read(units)) / (2 * len(importance)))
                 into["similarity"].append(found.similarity)
                 into["fallback"].append(float(not found.accepted))
                 into["mass"].append(_share(paid, found.tokens))
@@ -138,23 +131,16 @@ def _recall(guess: torch.Tensor, needed: torch.Tensor) -> float:
     return float(torch.isin(needed, guess).float().mean())
 
 
-def loading_rules(query_heads: int, kv_heads: int) -> Iterator[tuple[str, float, str, str, LoadingRule]]:
-    """(metric, ratio, unit, rule, LoadingRule) of everything that is loaded and answered."""
-    units: list[Literal["kv_head", "query_head"]] = ["kv_head"]
-    if query_heads != kv_heads:
-        units.append("query_head")
+def loading_rules() -> Iterator[tuple[str, float, str, LoadingRule]]:
+    """(metric, ratio, rule, LoadingRule) of everything that is loaded and answered."""
     for ratio in LOADING_RATIOS:
         for metric in LOADED_METRICS:
-            for unit in units:
-                for rule, alpha in RULES.items():
-                    if rule != "paper" and metric not in COMPARED_METRICS:
-                        continue
-                    if unit == "query_head" and rule == "each_head":
-                        continue  # Nobody votes there.
-                    yield metric, ratio, unit, rule, LoadingRule(Budget(ratio), metric, ProbeHeads(3, unit), alpha)
+            for rule, alpha in RULES.items():
+                if rule == "paper" or metric in COMPARED_METRICS:
+                    yield metric, ratio, rule, LoadingRule(Budget(ratio), metric, ProbeHeads(3), alpha)
 
 
-def bench_workload(asker: Asker, made: list[Prefix], query_heads: int) -> dict[str, Any]:
+def bench_workload(asker: Asker, made: list[Prefix]) -> dict[str, Any]:
     """Everything about one model and workload."""
     similar: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
     loaded: dict[tuple[Any, ...], Figures] = defaultdict(lambda: defaultdict(list))
@@ -165,7 +151,7 @@ def bench_workload(asker: Asker, made: list[Prefix], query_heads: int) -> dict[s
         for question, answer in prefix.questions:
             exact.append(asker.answer(question, source.tokens) == answer)
             compare_probes(watch(asker, question, source.tokens, similar), probes)
-            for *key, rule in loading_rules(query_heads, source.kv_heads):
+            for *key, rule in loading_rules():
                 into = loaded[tuple(key)]
                 into["exact"].append(load(asker, source, question, rule, into) == answer)
     return {
@@ -176,10 +162,9 @@ def bench_workload(asker: Asker, made: list[Prefix], query_heads: int) -> dict[s
         "similarity": [
             {"metric": key[0], "ratio": key[1], "layer": key[2], **_means(each)} for key, each in similar.items()
         ],
-        "probes": [{"metric": key[0], "unit": key[1], "count": key[2], **_means(each)} for key, each in probes.items()],
+        "probes": [{"metric": key[0], "count": key[1], **_means(each)} for key, each in probes.items()],
         "loading": [
-            {"metric": key[0], "ratio": key[1], "unit": key[2], "rule": key[3], **_means(each)}
-            for key, each in loaded.items()
+            {"metric": key[0], "ratio": key[1], "rule": key[2], **_means(each)} for key, each in loaded.items()
         ],
     }
 
@@ -204,7 +189,7 @@ def bench_model(folder: Path, document_tokens: int, count: int, questions: int) 
         figures["weights_sha256"] = weights_sha256(folder)
         for workload in WORKLOADS:
             made = prefixes(workload, count, document_tokens, questions, asker.tokenizer, SEED)
-            figures[workload] = bench_workload(asker, made, heads)
+            figures[workload] = bench_workload(asker, made)
         return figures
     finally:
         asker.runner.close()

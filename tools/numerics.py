@@ -25,6 +25,8 @@ RECORD = ROOT / "tools" / "numerics_sources.json"
 SOURCES = (  # What KV and hidden states follow from, on any device.
     "services/worker/native/*.[ch]",
     "services/worker/native/*.py",
+    "shared/native/build.py",
+    "shared/native/*.h",
     "services/worker/kernels/*.py",
     "services/worker/kernels/exact/*.py",
     "services/worker/engine/*attention*.py",

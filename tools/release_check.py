@@ -34,6 +34,7 @@ WHEEL_HOLDS = (
     "services/gateway/ui/static/index.html",
     "services/worker/native/decode.c",
     "services/worker/native/element.h",
+    "shared/native/xxh3.h",
     "shared/py.typed",
     "thermocline/simulate/profiles/models/llama-3.1-8b.toml",
     f"share/thermocline/models/{BUNDLED_MODEL}/model.safetensors",

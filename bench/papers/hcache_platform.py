@@ -108,10 +108,15 @@ class Platform:
         )
 
 
-def pipelined_us(partition: Partition, times: LayerTimes) -> float:
-    """Layer after layer with bubbles: tokens first, hidden states as they arrive, KV behind them (4.1.2, Figure 8)."""
+def pipelined_us(partition: Partition, times: LayerTimes, *, ends_early: bool = False) -> float:
+    """Layer after layer with bubbles: tokens first, hidden states as they arrive, KV behind them (4.1.2, Figure 8).
+
+    ``ends_early``: the last layer from tokens ends with its keys and values, unless it is the model's last.
+    """
     read = 0.0
     computed = partition.tokens * times.compute_tokens
+    if ends_early and partition.tokens and partition.hidden + partition.kv:
+        computed += times.compute_hidden - times.compute_tokens
     for _ in range(partition.hidden):
         read += times.io_hidden
         computed = max(computed, read) + times.compute_hidden

@@ -12,14 +12,17 @@ from random import Random
 from typing import Any
 
 from bench.blocks import BlockCache, BlockRequests
-from bench.papers.hcache_platform import Platform
-from bench.planner.model_shape import FLOP_PER_MULTIPLY_ADD
-from bench.planner.planning import plan_restoration
-from bench.planner.resources import Link, Resources
-from bench.planner.spans import Copy, Span, all_layers, layer_mask
-from bench.planner.timeline import timeline_us
+from bench.papers.hcache_platform import Platform, pipelined_us
 from services.scheduler.core.cache.eviction import make_policy
-from services.scheduler.core.hidden.partition import LayerCosts, worth_storing
+from services.scheduler.core.hidden.partition import (
+    LayerCosts,
+    Partition,
+    kv_only,
+    layer_times,
+    made,
+    tokens_only,
+    worth_storing,
+)
 from shared.messages.cell_events import CellConfig
 from thermocline.simulate.cost import efficiency, step_s
 from thermocline.simulate.workloads.lengths import around
@@ -34,6 +37,7 @@ QUESTION_TOKENS = 45  # Table 1
 MEAN_TOKENS = 16_340  # Table 1
 MOST_TOKENS = 16_384  # 6: models were extended to 16K.
 SPREAD = 0.25
+FLOP_PER_MULTIPLY_ADD = 2.0
 
 METHODS = ("tokens", "kv", "hcache")
 
@@ -79,25 +83,22 @@ def _measure(platform: Platform, lengths: list[int], skew: float, seed: int) -> 
 
 
 class _Restorer:
-    """Restores what is kept of a context by one method, as the planner finds best for what is missing."""
+    """Restores what is kept of a context by one method: what is missing, in the form in which it was stored."""
 
     def __init__(self, platform: Platform, method: str) -> None:
         self._costs = _layer_costs(platform)
-        self._rate = platform.read_us(1.0, BLOCK_TOKENS) / BLOCK_TOKENS  # Microseconds a byte.
-        self._resources = Resources(links=(Link(name="disk", bytes_per_us=1 / self._rate),), routes={"disk": ("disk",)})
-        self._copies = self._kept(method)
+        self._bytes_per_us = BLOCK_TOKENS / platform.read_us(1.0, BLOCK_TOKENS)
+        self._stored = self._kept(method)
         self._known: dict[tuple[int, int], float] = {}
 
-    def _kept(self, method: str) -> tuple[Copy, ...]:
-        layers = self._costs.layers
+    def _kept(self, method: str) -> Partition:
+        """Numbers of layers by the form in which they are kept; those from tokens are not."""
+        times = layer_times(self._costs, MEAN_TOKENS, self._bytes_per_us)
         if method == "tokens":
-            return ()
+            return tokens_only(self._costs.layers, times)
         if method == "kv":
-            return (Copy("disk", "kv", all_layers(layers)),)
-        stored = worth_storing(self._costs, tokens=MEAN_TOKENS, bytes_per_us=1 / self._rate).partition
-        first_kv = stored.tokens + stored.hidden
-        hidden = Copy("disk", "hidden", layer_mask(stored.tokens, first_kv))
-        return (hidden, Copy("disk", "kv", layer_mask(first_kv, layers))) if stored.kv else (hidden,)
+            return kv_only(self._costs.layers, times)
+        return worth_storing(self._costs, tokens=MEAN_TOKENS, bytes_per_us=self._bytes_per_us).partition
 
     def restore_us(self, held: int, length: int) -> float:
         """For a context of which the first ``held`` tokens are on the device. KV offload computes nothing."""
@@ -106,14 +107,16 @@ class _Restorer:
         return self._known[held, length]
 
     def _restore_us(self, held: int, length: int) -> float:
-        missing = length - held
-        if not missing:
-            return 0.0
-        if len(self._copies) == 1 and self._copies[0].form == "kv":
-            return missing * self._costs.layers * self._costs.kv_bytes * self._rate
-        device = [Span(tokens=held, device=all_layers(self._costs.layers))] if held else []
-        plan = plan_restoration([*device, Span(tokens=missing, copies=self._copies)], self._costs, self._resources)
-        return timeline_us(plan, self._costs, self._resources, tokens=length)
+        """The fastest number of first layers from tokens, at least those that were not kept; the rest as kept."""
+        times = layer_times(self._costs, length - held, self._bytes_per_us, context=held)
+        stored, layers = self._stored, self._costs.layers
+        if stored.kv == layers:
+            return layers * times.io_kv
+        ways = (
+            made(times, tokens=tokens, hidden=max(0, layers - stored.kv - tokens), kv=min(stored.kv, layers - tokens))
+            for tokens in range(stored.tokens, layers + 1)
+        )
+        return min(pipelined_us(way, times, ends_early=True) for way in ways)
 
 
 def _layer_costs(platform: Platform) -> LayerCosts:

@@ -118,7 +118,7 @@ def sweep(
     for metric in COMPARED_METRICS:
         for alpha in ALPHAS:
             figures: Figures = defaultdict(list)
-            rule = LoadingRule(Budget(SWEPT_RATIO), metric, ProbeHeads(PROBE_HEADS, "kv_head"), alpha)
+            rule = LoadingRule(Budget(SWEPT_RATIO), metric, ProbeHeads(PROBE_HEADS), alpha)
             exact = load(asker, source, question, rule, figures) == answer
             to = into[metric, alpha]
             to["exact"].append(float(exact))

@@ -25,7 +25,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     types: dict[str, dict[str, Any]] = {}
     for name in served_types():
-        with suppress(UnsupportedModel):  # Served on CPUs alone.
+        with suppress(UnsupportedModel):  # Not counted.
             types[name] = {kind: asdict(step) for kind, step in count_type(name).items()}
     results = {
         "transformers": transformers.__version__,

@@ -30,7 +30,7 @@ def served_types() -> list[str]:
 def count_type(model_type: str) -> dict[str, StepCounts]:
     """Steps of the smallest model of ``model_type`` that the library can run, in bfloat16.
 
-    Raises UnsupportedModel for a type that is served on CPUs alone.
+    Raises UnsupportedModel for a type whose steps are not counted.
     """
     fault: Exception | None = None
     for config in tiny_configs(model_type):

@@ -13,7 +13,6 @@ from bench.step_kernels.counting import Counted, DeviceCounter, HostRead, on_dev
 from services.worker import kernels
 from services.worker.engine.attention import ATTENTION_NAME, AttentionCall, attending
 from services.worker.engine.decode_shapes import DecodeShape
-from services.worker.engine.device_checks import check_states
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.fused.choice import ForwardPath, fuse, merge
 from services.worker.engine.model_loading import expected_windows, max_context_tokens
@@ -21,6 +20,7 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.pinned_rotations import pin_rotations
 from services.worker.engine.probe import LayoutProbe
 from services.worker.engine.sampler import SampleRow, sample
+from services.worker.engine.states.layers import state_layers
 from services.worker.engine.static_batch import StaticBatch, StaticStep
 from services.worker.kv.device_pool import DTYPE_NAMES, DevicePool
 from shared.errors import UnsupportedModel
@@ -55,10 +55,11 @@ class StepCounts:
 def runner_of(model: Any, forward: ForwardPath = "auto") -> ModelRunner:
     """A runner over fake tensors of a real model, or of one on ``meta``, which is changed; within ``counting``.
 
-    Raises UnsupportedModel for one that is served on CPUs alone.
+    Raises UnsupportedModel for one whose steps are not counted.
     """
     config = model.config
-    check_states(config)
+    if state_layers(config):
+        raise UnsupportedModel("its layers carry states, whose steps are not counted yet")
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     pin_rotations(model, max_context_tokens(config))

@@ -51,7 +51,6 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--limit", type=whole_number(10**9), metavar="N", help="ask at most N questions of the task")
     made.add_argument("--probe-heads", type=int, default=3, metavar="N", help="heads of a layer that vote")
-    made.add_argument("--probe-unit", choices=("kv_head", "query_head"), default="kv_head", help="heads that vote")
     made.add_argument(
         "--alpha", type=not_negative, default=0.6, metavar="X", help="exponent of the similarity threshold"
     )
@@ -108,7 +107,6 @@ def _evaluate(options: argparse.Namespace) -> int:
         methods=_names(options.methods),
         ratios=_ratios(options.ratios),
         probe_heads=options.probe_heads,
-        probe_unit=options.probe_unit,
         alpha=options.alpha,
         first_tokens=options.first_tokens,
         recent_tokens=options.recent_tokens,

@@ -64,7 +64,6 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     standard_error_points: float
     deviation_nats: float
     probe_heads: int
-    probe_unit: str
     alpha: float
     first_tokens: int
     recent_tokens: int

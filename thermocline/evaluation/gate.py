@@ -17,7 +17,6 @@ def judge(evaluation: Evaluation, method: str, max_drop_points: float) -> Qualit
         questions=evaluation.questions,
         method=method,
         probe_heads=evaluation.probe_heads,
-        probe_unit=evaluation.probe_unit,
         alpha=evaluation.alpha,
         first_tokens=evaluation.first_tokens,
         recent_tokens=evaluation.recent_tokens,

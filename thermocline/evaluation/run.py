@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.evaluation.methods import Full, Method, MethodSettings
@@ -44,7 +43,6 @@ class Order:
     methods: tuple[str, ...]
     ratios: tuple[float, ...]
     probe_heads: int
-    probe_unit: Literal["kv_head", "query_head"]
     alpha: float
     first_tokens: int
     recent_tokens: int
@@ -100,7 +98,6 @@ def run(order: Order, *, on_group: Callable[[int, int], None] = lambda done, gro
         standard_error_points=accuracy_error_points(accuracy, questions),
         deviation_nats=deviation,
         probe_heads=order.probe_heads,
-        probe_unit=order.probe_unit,
         alpha=order.alpha,
         first_tokens=order.first_tokens,
         recent_tokens=order.recent_tokens,
@@ -142,7 +139,7 @@ def _plan(order: Order) -> Plan:
         if len(dict.fromkeys(several)) < len(several):
             raise ConfigError(f"a {what} is given twice")
     settings = MethodSettings(
-        probes=ProbeHeads(order.probe_heads, order.probe_unit),
+        probes=ProbeHeads(order.probe_heads),
         alpha=order.alpha,
         first_tokens=order.first_tokens,
         recent_tokens=order.recent_tokens,

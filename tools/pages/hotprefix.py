@@ -48,7 +48,7 @@ def live_token_kib(model: str) -> float:
 
 
 def over_everything(rows: Iterable[Mapping[str, Any]], name: str, figure: str) -> list[float]:
-    """Divide a figure of an arrangement by that with everything admitted, for each workload; see hotness_switches."""
+    """Divide a figure of an arrangement by that with everything admitted, for each workload."""
     return [row[name][figure] / row["all"][figure] for row in rows if row["all"][figure]]
 
 

@@ -100,7 +100,6 @@ def test_groups_have_a_row_for_every_type_that_one_rank_serves(
     assert [name for name, row in rows.items() if row["outcome"] != "served" and not row.get("reason")] == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", IN_GROUPS)
 def test_a_sample_of_groups_too(name: str, group_results: dict[str, Any]) -> None:
     """Tried anew with real ranks, in copies of this process."""

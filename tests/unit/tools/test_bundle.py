@@ -51,7 +51,6 @@ def test_a_file_of_another_kind_is_refused() -> None:
         read_installed("Package Version\n------- -------\ntorch   2.11.0\n")
 
 
-@pytest.mark.timeout(300)
 def test_tools_of_tests_come_along_where_they_are_wanted() -> None:
     """Those that the first part of the GPU benchmark needs, as the extra dev has them, and nothing else of it."""
     project = read_project()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.scheduler.cell_families import cell_facts
 from shared.errors import ThermoclineError
 from tests.unit.tools.promql import asked_by, faults_of
 from tools.dashboard_panels import RATE
@@ -140,6 +141,22 @@ for family in [*REGISTRY.collect(), *counter_families({{}})]:
 def test_alerts_see_the_first_event(rule: dict[str, Any]) -> None:
     """What an alert wants to increase is there at 0 before: a series that begins at 1 has not increased."""
     assert {asked.name for asked in asked_by(rule["expr"])} <= at_the_start()
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in rules() if "increase(" in rule["expr"]], ids=lambda rule: rule["alert"]
+)
+def test_alerts_see_what_happens_as_a_scheduler_takes_over(rule: dict[str, Any]) -> None:
+    """The next scheduler continues the cell's counters in series of its own, whose first value has not increased."""
+    of_the_cell = {asked.name for asked in asked_by(rule["expr"])} & {facts.series for facts in cell_facts()}
+
+    for name in of_the_cell:
+        assert re.search(rf"increase\(\(max by \([\w, ]+\) \({name}\)\)\[\d+[mh]:\]\)", rule["expr"])
+
+
+def test_the_alert_about_failures_sees_a_gateway_that_has_only_failed() -> None:
+    """What it adds to the failures is there at 0 before the first success: a sum with nothing is nothing."""
+    assert "thermocline_request_success_total" in at_the_start()
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])

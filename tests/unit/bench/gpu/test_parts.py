@@ -248,7 +248,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(550)
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_a_part_works_without_a_gpu(name: str, measured: Path) -> None:
     """In a tiny geometry, kernels interpreted: it compares what it is to compare, and writes figures and a headline."""

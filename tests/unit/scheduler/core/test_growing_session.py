@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.growing_session import DISK_BYTES, Asked, GrowingSession, bytecodes
 from services.scheduler.core import Output, encode_state
 from services.scheduler.core.cache import prefix_tree
 from services.scheduler.core.cache.hotness import tracking
 from services.scheduler.core.fold.invariants import check_invariants
 from services.scheduler.policies import thermocline
+from tests.growing_session import DISK_BYTES, Asked, GrowingSession, bytecodes
 
 NEW_TOKENS = 3_436
 NEVER = 10**9

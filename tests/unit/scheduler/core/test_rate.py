@@ -2,9 +2,7 @@
 
 import pytest
 
-from bench.planner.planning import plan_restoration
 from services.scheduler.core.speed_fit import Rate
-from tests.unit.bench.planner.cases import costs, held, resources
 
 
 def test_nothing_observed_is_the_default() -> None:
@@ -51,17 +49,3 @@ def test_what_cannot_be_teaches_nothing(amount: float, elapsed_us: float) -> Non
     rate.note(amount, elapsed_us)
 
     assert rate == Rate()
-
-
-def test_a_slower_disk_changes_the_plan() -> None:
-    """What but for its first layer was loaded from a fast disk is computed for the most part when it is slow."""
-    rate = Rate()
-    plans = []
-    for elapsed_us in (100, 2000):
-        for _ in range(60):
-            rate.note(1000, elapsed_us)
-        link = resources(host=100.0, disk=rate.per_us(1.0))
-        plans.append(plan_restoration([held(12, "kv", source="disk", tokens=50)], costs(12), link))
-
-    assert plans[0].row_starts.count(0) == 1
-    assert plans[1].row_starts.count(0) > 4

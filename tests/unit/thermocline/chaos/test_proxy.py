@@ -58,6 +58,18 @@ async def is_reset(reader: asyncio.StreamReader) -> bool:
             return True
 
 
+async def test_connections_that_end_with_it_are_no_failures() -> None:
+    """Nothing is logged when it is closed in the middle of a conversation."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+
+    async with echoing_proxy() as proxy:
+        reader, _ = await connected(proxy)
+    assert await is_reset(reader)
+
+    assert complaints == []
+
+
 async def test_it_forwards_both_ways_unchanged() -> None:
     """Also what does not fit one read."""
     async with echoing_proxy() as proxy:

@@ -39,7 +39,6 @@ def evaluation(*methods: MethodFigure, **changes: Any) -> Evaluation:
         "standard_error_points": 0.49,
         "deviation_nats": 1e-5,
         "probe_heads": 3,
-        "probe_unit": "kv_head",
         "alpha": 0.6,
         "first_tokens": 0,
         "recent_tokens": 0,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.growing_session import GrowingSession
 from services.scheduler.core import CellState
 from services.scheduler.core.cache import residency
 from services.scheduler.core.cache.prefix_tree import Node, way_to
 from services.scheduler.core.cache.residency import lock_path, unlock_path
+from tests.growing_session import GrowingSession
 
 
 def a_path(turns: int = 3) -> tuple[CellState, list[Node]]:

@@ -19,7 +19,7 @@ from services.scheduler.core.hidden.partition import (
     token_wise,
     tokens_only,
 )
-from tests.unit.bench.planner.cases import costs
+from tests.unit.scheduler.core.hidden.layer_costs import costs
 
 times = st.builds(
     LayerTimes,

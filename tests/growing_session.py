@@ -1,21 +1,15 @@
-"""What each turn of a growing session costs the scheduler's fold: processor time, and bytecodes executed.
-
-    python -m bench.growing_session [--turns 40] [--turn-tokens 3436] [--disk] [--profile TURNS]
+"""A growing session, folded turn by turn: what each turn costs, in bytecodes.
 
 One session sends everything again each turn, with so many new tokens behind it, to a cell of one worker and one
 storage that do at once what they are told. Inputs come as a gateway and a worker send them: a prompt as a base and a
 tail, in compact form. Bytecodes do not depend on the machine's load, so tests can compare turns by them; what C does
-within one bytecode, such as copying a prompt, shows in processor time alone.
+within one bytecode, such as copying a prompt, does not show.
 """
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import pstats
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -186,52 +180,3 @@ class GrowingSession:
             yield BackupDone(storage_id="s", incarnation="1", transfer_id=output.order.transfer_id, ok=True)
         elif isinstance(output, StoragePlan) and isinstance(output.order, SaveChunks | SaveTokens):
             yield ChunksSaved(storage_id="s", incarnation="1", save_id=output.order.save_id, is_all=True)
-
-
-class Meter:
-    """What the folds of one turn take: milliseconds of processor time, bytecodes, or a profile."""
-
-    def __init__(self) -> None:
-        self.taken_ms, self.bytecodes = 0.0, 0
-        self.profile = cProfile.Profile(time.thread_time)
-
-    def time(self, call: Callable[[], None]) -> None:
-        """Call it and add up its time."""
-        begun = time.thread_time_ns()
-        call()
-        self.taken_ms += (time.thread_time_ns() - begun) / 1e6
-
-    def count(self, call: Callable[[], None]) -> None:
-        """Call it and add up its bytecodes."""
-        self.bytecodes += bytecodes(call)
-
-    def note(self, call: Callable[[], None]) -> None:
-        """Call it and add it to the profile."""
-        self.profile.runcall(call)
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.growing_session", description=__doc__)
-    parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--turn-tokens", type=int, default=3_500 - ANSWER_TOKENS)
-    parser.add_argument("--disk", action="store_true", help="the storage has a disk, to which all is saved")
-    parser.add_argument("--profile", type=int, default=0, metavar="TURNS", help="profile the last so many turns")
-    asked = parser.parse_args()
-    pages = 2 * asked.turns * (asked.turn_tokens + ANSWER_TOKENS) // PAGE
-    disk_bytes = DISK_BYTES if asked.disk else 0
-    timed, counted, profiled = (GrowingSession(pages=pages, disk_bytes=disk_bytes) for _ in range(3))
-    whole = Meter()
-    for number in range(1, asked.turns + 1):
-        meter = Meter()
-        timed.turn(asked.turn_tokens, meter.time)
-        counted.turn(asked.turn_tokens, meter.count)
-        profiled.turn(asked.turn_tokens, whole.note if number > asked.turns - asked.profile else unmeasured)
-        told = f"{len(timed.tokens)} tokens, {len(timed.state.tree.nodes)} nodes"
-        print(f"turn {number}: {told}, {meter.taken_ms:.2f} ms, {meter.bytecodes} bytecodes")
-    if asked.profile:
-        pstats.Stats(whole.profile).sort_stats("tottime").print_stats(40)
-
-
-if __name__ == "__main__":
-    main()
