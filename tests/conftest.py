@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from tests.guard import Guard, processes_of, remove_segments, segments_of
 from tests.nats_server import NatsServer
 from tests.run_name import RUN, RUN_VARIABLE
+from tests.whole_parses import parse_whole_everywhere
 from thermocline.supervisor.records import runs_dir
 
 # How long an example takes is the machine's business, and the same commit passes or fails always. Other examples than
@@ -33,7 +34,7 @@ settings.register_profile("explore", derandomize=False, deadline=None, suppress_
 settings.register_profile("same", parent=settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("same")
 
-ENDING_S = 10.0
+ENDING_S = 60.0
 """Time for processes that were told to end at the very last."""
 
 _guards: list[Guard] = []
@@ -115,6 +116,14 @@ def _left_processes() -> dict[int, str]:
     """Processes that tests have started, without the one that Python keeps to fork others from."""
     found = processes_of(RUN_VARIABLE, RUN)
     return {pid: command for pid, command in found.items() if "multiprocessing.forkserver" not in command}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _whole_parses() -> Iterator[None]:
+    """What one test leaves to the collector does not break another that parses."""
+    with pytest.MonkeyPatch.context() as patch:
+        parse_whole_everywhere(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ class NatsServer:
     def is_running(self) -> bool:
         return self._process is not None
 
-    def start(self, timeout_s: float = 20.0) -> None:
+    def start(self, timeout_s: float = 60.0) -> None:
         """Start and wait until the port answers with the protocol's greeting."""
         self._process = subprocess.Popen([find_nats_server(), "-c", str(self._config)], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + timeout_s
@@ -122,7 +122,7 @@ class NatsServer:
     def _end(self, number: int) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=60)
             self._process = None
 
 
@@ -154,13 +154,13 @@ class NatsCluster:
     def urls(self) -> tuple[str, ...]:
         return tuple(server.url for server in self.servers)
 
-    def start(self, timeout_s: float = 30.0) -> None:
+    def start(self, timeout_s: float = 60.0) -> None:
         """Start all and wait until they have elected a leader for JetStream's metadata."""
         for server in self.servers:
             server.start()
         self.wait_elected(timeout_s)
 
-    def wait_elected(self, timeout_s: float = 30.0) -> None:
+    def wait_elected(self, timeout_s: float = 60.0) -> None:
         """Wait until the servers that run agree on a leader and know one another."""
         deadline = time.monotonic() + timeout_s
         running = [server for server in self.servers if server.is_running]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 # A seed whose first faults are of several kinds: the worker's connection to the broker is cut, the storage and the
 # scheduler die, and a bit of a chunk on the disk flips. Workers that die under load are in test_survival.py.

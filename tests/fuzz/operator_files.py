@@ -48,7 +48,7 @@ _TENANTS = "".join(
 ).encode()
 _GATE = QualityGate(
     model="m", dtype="float32", task="t", task_digest="d", questions=3, method="importance:h2o", probe_heads=1,
-    probe_unit="kv_head", alpha=0.5, first_tokens=4, recent_tokens=4, max_drop_points=1.0,
+    alpha=0.5, first_tokens=4, recent_tokens=4, max_drop_points=1.0,
     ratios=(GatedRatio(ratio=0.5, drop_points=0.1, standard_error_points=0.1, passed=True),),
 )  # fmt: skip
 _PROFILE = Profile(

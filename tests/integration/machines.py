@@ -24,7 +24,8 @@ from shared.bus.protocol import Bus
 from shared.codec import decode, encode
 from shared.memory import unlink_all
 from shared.memory.segment import SHM_DIRECTORY
-from shared.messages.status import CellStatus, GetInventory, Inventory
+from shared.messages.status import CellStatus, GetInventory, Heartbeat, Inventory, Kind
+from tests.cell import UNHURRIED
 from tests.idle import settled, status_from
 from tests.run_name import RUN
 from thermocline.client import Answer, stream_answer
@@ -101,7 +102,7 @@ class Machines:
     async def start_centre(self, **scheduler: Any) -> None:
         """Scheduler and gateway. KV always comes back from disks: by speed, one on busy cores may lose to computing."""
         fixed = {"host_writes": "through", "prefetch_wait": "full", "restoring": "kv"}
-        await self.start("scheduler", "scheduler", **fixed | scheduler)
+        await self.start("scheduler", "scheduler", **fixed | UNHURRIED | scheduler)
         await self.start("gateway", "gateway", model=self.model, port=self.port)
 
     async def start_storage(self, node: Node) -> None:
@@ -154,6 +155,14 @@ class Machines:
     async def settle(self, workers: int) -> CellStatus:
         return await settled(self.status, workers=workers)
 
+    async def give_up(self, kind: Kind, member: str) -> None:
+        """Have the scheduler know that a process has ended, as by a storage that sees it: none tells by its silence."""
+        async with asyncio.timeout(READY_S):
+            while incarnation := _incarnations(await self.status()).get(member):
+                word = Heartbeat(kind=kind, id=member, incarnation=incarnation, is_gone=True)
+                await self.bus.publish(subjects.heartbeat("storage", "test"), encode(word))
+                await asyncio.sleep(0.05)
+
     async def uploaded(self, node: Node) -> None:
         """Wait until all that the storage has saved is in the object store."""
         subject = subjects.rpc("storage", "inventory", f"storage-{node.name}")
@@ -196,6 +205,11 @@ class Machines:
 def host_pools(cell: CellStatus) -> list[str]:
     """Storages that have one."""
     return [pool.owner for pool in cell.pools if pool.tier == "host"]
+
+
+def _incarnations(cell: CellStatus) -> dict[str, str]:
+    """Those of workers and storages that count as alive."""
+    return cell.storage_incarnations | {worker.worker_id: worker.incarnation for worker in cell.workers}
 
 
 async def _is_ready(http: httpx.AsyncClient) -> bool:

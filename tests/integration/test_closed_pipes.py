@@ -13,7 +13,7 @@ import pytest
 from shared.guard import EXIT_PIPE_CLOSED
 from thermocline.commands import commands
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 

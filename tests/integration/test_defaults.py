@@ -18,7 +18,7 @@ from tests.idle import hears_of_chunks, settled, status_at
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 DOCUMENT = "The office of the harbour opens at nine, and its crane lifts 17 tonnes. " * 60
 QUESTIONS = ("When does the office open?", "What does the crane lift?")

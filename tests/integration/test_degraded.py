@@ -21,7 +21,7 @@ from tests.waiting import until
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 STORE = {

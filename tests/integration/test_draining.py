@@ -16,7 +16,7 @@ from tests.integration.conftest import Checkpoints
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 PAGE = 16
 SETTINGS = {"page_size": PAGE, "device_kv_bytes": 4 * 2**20, "drain_timeout_ms": 600_000}

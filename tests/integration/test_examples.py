@@ -15,7 +15,7 @@ import pytest
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -21,7 +21,7 @@ from tests.integration.scheduler_process import SchedulerProcess, folded
 from tests.nats_server import NatsServer
 from tests.scripted_cell import submit, worker_joined
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 POISONED = """
 import sys

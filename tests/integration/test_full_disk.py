@@ -17,7 +17,7 @@ from tests.waiting import holds, is_ready
 from thermocline.supervisor.api import running
 from thermocline.supervisor.records import runs_dir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 

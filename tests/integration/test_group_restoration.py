@@ -22,7 +22,7 @@ from tests.integration.test_tier_paths import (
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from tests.integration.test_closed_pipes import command_line
 from thermocline.commands import commands
 from thermocline.supervisor.records import all_records, runs_dir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 300.0

@@ -28,7 +28,7 @@ from thermocline.supervisor.api import RunningCell, running
 
 __all__ = ["model"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 NEW_TOKENS = 150
 TURN_BYTES = 6_000 + 4 * NEW_TOKENS

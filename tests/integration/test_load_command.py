@@ -19,7 +19,7 @@ from tests.unit.thermocline.load.scripted_server import CARDS, WHOLE
 from thermocline.load.__main__ import main
 from thermocline.load.report import Report, load
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 TRACE_LENGTH_SCALE = 16
 ASKED_BEFORE_DEATH = 100

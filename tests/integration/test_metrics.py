@@ -19,7 +19,7 @@ from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.ports import free_ports
 from tools.metric_docs import PROCESSES, exported_by
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 Scraped = dict[str, dict[str, Metric]]
 

@@ -27,7 +27,7 @@ from tests.waiting import until
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.integration
 pytest.importorskip("cookiecutter", reason="the template is filled in by cookiecutter, which is not installed")
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.nats_server import NatsServer
 from tests.reference import Reference
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ANSWER = 150
 LETTERS = {str(token): 12.0 for token in (40, 41, 42, 43)}

@@ -28,7 +28,7 @@ from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.nats_config import MAX_PAYLOAD_BYTES
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 FIRST_TOKENS = 2_500
 LARGEST = 1_048_576

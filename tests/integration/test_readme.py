@@ -25,7 +25,7 @@ from tests.waiting import holds
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 README, QUICKSTART = ROOT / "README.md", ROOT / "docs/quickstart.md"

@@ -12,7 +12,7 @@ import pytest
 
 from thermocline.supervisor.records import runs_dir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from transformers import OpenAIGPTConfig
 from tests.checkpoints import make_checkpoint, save_checkpoint, save_tokenizer
 from tests.unit.worker.engine.test_model_loading import SMALL
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 HUB_ID = "Some-Org/Some-Model-8B"

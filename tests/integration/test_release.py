@@ -10,7 +10,6 @@ from tools import release_check, wheel_trial
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not (release_check.ROOT / ".git").exists(), reason="releases are made from a git checkout"),
 ]
 

@@ -19,7 +19,7 @@ from tests.several_cells import hub_config
 from tests.waiting import holds
 from thermocline.supervisor.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 CELLS = f"a=http://127.0.0.1:{free_port()}"
 

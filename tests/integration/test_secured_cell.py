@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 MARK = "Quixotry"
 ANSWER_TOKENS = 24

@@ -28,7 +28,7 @@ from tests.waiting import until
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 NAMES = ("lisbon", "porto", "faro")
 DOCUMENT_TOKENS = 256

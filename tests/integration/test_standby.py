@@ -22,7 +22,7 @@ from tests.integration.scheduler_process import SchedulerProcess, append, decisi
 from tests.nats_server import NatsServer
 from tests.scripted_cell import ScriptedCell, scripted_cell
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 LEAD_MS = "5000"
 """A process that gets no turn on a busy machine keeps its lead until the test takes it."""

@@ -20,7 +20,7 @@ from thermocline.client import Answer, stream_answer
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 WORKERS = 2
 NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 25, "maxItems": 25}

@@ -33,7 +33,7 @@ from tests.several_cells import ADMIN_KEY, cells_of, hub_config, leaf_config
 from tests.unit.gateway.router.scripted_gateway import ScriptedGateway, chat_body
 from thermocline.supervisor.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 NAMES = ("lisbon", "porto", "faro")
 BODY = chat_body("a shared document " * 200)

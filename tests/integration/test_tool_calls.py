@@ -15,7 +15,7 @@ from tests.checkpoints import make_checkpoint
 from tests.nats_server import NatsServer
 from tests.unit.gateway.replies import families
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE_SIZE = 16
 SCHEMA = {

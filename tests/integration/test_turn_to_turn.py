@@ -25,7 +25,7 @@ from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.process_identity import start_time
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 PAGE_SIZE = 16
 TURNS_BEFORE, TURNS_BETWEEN, TURNS_AFTER = 14, 6, 20

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 REQUESTS = 8
 ANSWER_TOKENS = 100
+SILENCE_MS = 20_000
+"""Longer than a process that lives is silent on busy cores, or while it finds another server."""
 
 
 @pytest.fixture
@@ -46,7 +48,13 @@ async def machines(cluster: NatsCluster, checkpoints: Checkpoints, tmp_path: Pat
     with place.environment():
         storage = {"remote": place.config().remote}
         async with running_machines(
-            cluster.urls, model, tmp_path, has_disks=True, storage=storage, stream_replicas=3
+            cluster.urls,
+            model,
+            tmp_path,
+            has_disks=True,
+            storage=storage,
+            stream_replicas=3,
+            heartbeat_lost_ms=SILENCE_MS,
         ) as made:
             yield made
     place.close()

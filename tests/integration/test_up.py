@@ -29,7 +29,7 @@ from thermocline.supervisor.config import SupervisorConfig
 from thermocline.supervisor.process_identity import is_same_process, start_time
 from thermocline.supervisor.records import CellRecord, runs_dir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 SMALL = SupervisorConfig(port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20, grace_s=6.0)
 BUNDLED = Path(__file__).parents[2] / "models/thermocline-mha"

@@ -23,7 +23,7 @@ from tests.waiting import holds
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig, to_flags
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 CHUNK_TOKENS = 64
 PROMPTS = tuple([first, *range(20, 20 + 2 * CHUNK_TOKENS)] for first in (7, 8))

@@ -24,7 +24,7 @@ from tests.reference import Reference
 from thermocline.supervisor.api import RunningCell, running
 from thermocline.supervisor.config import SupervisorConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 CROWD = 10_000
 

@@ -10,8 +10,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # Nine simulations take ten seconds of a processor that is free.
-
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples/hit_ratio_over_capacity.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

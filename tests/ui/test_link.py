@@ -24,7 +24,6 @@ SHORTFALL = {"component": "storage", "what": "disk", "reason": "in use by proces
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(600)
 async def test_the_printed_link_shows_the_cell_once(browser: Browser) -> None:
     """At once, with nothing to type; the key goes to the gateway in a header alone. Another link is made on demand."""
     config = SupervisorConfig(port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20, grace_s=20.0)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 CONFTEST = """
 import pytest
@@ -21,7 +19,6 @@ def pytest_xdist_make_scheduler(config, log):
 FILES = 30
 
 
-@pytest.mark.timeout(240)
 def test_a_run_in_which_a_process_ends_comes_to_its_end(tmp_path: Path) -> None:
     """However many files that process had done: none of them is handed out again."""
     (tmp_path / "conftest.py").write_text(CONFTEST)

@@ -94,6 +94,8 @@ class Proxy:
                 _reset(writer)  # The broker is away, and the process must see that.
                 return
             await self._join(reader, writer, *upstream)
+        except asyncio.CancelledError:
+            pass  # By :meth:`close`. Python 3.11 logs a server's task that ends as cancelled.
         finally:
             self._tasks.discard(task)
 

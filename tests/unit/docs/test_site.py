@@ -17,7 +17,7 @@ EXTERNAL = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["'](
 def build(source: Path, target: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """What ``./task docs`` runs, for the pages below ``source``."""
     command = [sys.executable, "-m", "sphinx", *FLAGS, *flags, "-c", str(ROOT / "docs"), str(source), str(target)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 def pages() -> list[Path]:

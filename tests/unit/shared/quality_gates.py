@@ -23,7 +23,6 @@ def quality_gate(drops: Mapping[float, float], **changes: Any) -> QualityGate:
         questions=2000,
         method="importance:last_pooled",
         probe_heads=3,
-        probe_unit="kv_head",
         alpha=0.6,
         first_tokens=0,
         recent_tokens=0,
