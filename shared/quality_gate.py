@@ -7,6 +7,7 @@ and which were within the limit. A model with any other byte has another fingerp
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -43,7 +44,7 @@ class QualityGate(msgspec.Struct, frozen=True, kw_only=True, tag="quality_gate_1
     questions: int
     method: str
     probe_heads: int
-    probe_unit: str
+    probe_unit: Literal["kv_head"] = "kv_head"  # Gates of other voters, which 0.2 could measure, are refused.
     alpha: float
     first_tokens: int
     recent_tokens: int
