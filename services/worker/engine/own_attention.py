@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -79,12 +79,16 @@ class OwnAttention:
         last_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Compute a step call by call, see ``ModelRunner.forward``. Logits are in the order of ``last_rows``."""
-        ids, positions, last_rows = on_device((ids, positions, last_rows), self._pool.device)
-        logits: torch.Tensor | None = None
         firsts = [0, *accumulate(each.rows for each in meta.segments)]
+        # Found on the host: a device would have to be waited for.
+        last = last_rows.cpu()
+        places = [((last >= first) & (last < end)).nonzero()[:, 0] for first, end in pairwise(firsts)]
+        own_rows = [last[some] - first for some, first in zip(places, firsts, strict=False)]
+        ids, positions, *sent = on_device((ids, positions, *places, *own_rows), self._pool.device)
+        places, own_rows = sent[: len(places)], sent[len(places) :]
+        logits: torch.Tensor | None = None
         for numbers in self._groups(meta):
             rows = [slice(firsts[number], firsts[number + 1]) for number in numbers]
-            wanted = [((last_rows >= own.start) & (last_rows < own.stop)).nonzero()[:, 0] for own in rows]
             calls = [
                 partial(
                     self._compute,
@@ -93,14 +97,14 @@ class OwnAttention:
                     meta.segments[number],
                     meta,
                     own.start,
-                    last_rows[some] - own.start,
+                    own_rows[number],
                 )
-                for number, own, some in zip(numbers, rows, wanted, strict=True)
+                for number, own in zip(numbers, rows, strict=True)
             ]
-            for some, found in zip(wanted, in_lockstep(calls), strict=True):
+            for number, found in zip(numbers, in_lockstep(calls), strict=True):
                 if logits is None:
-                    logits = found.new_empty((len(last_rows), found.shape[-1]))
-                logits[some] = found
+                    logits = found.new_empty((len(last), found.shape[-1]))
+                logits[places[number]] = found
         assert logits is not None
         return logits
 
