@@ -164,8 +164,9 @@ def _check(asked: PoolSizes, sizes: ChosenSizes, in_shm: int, machine: MachineMe
         "--host-kv-bytes": asked.host is None and sizes.host < SMALLEST_BYTES,
     }
     if any(missing.values()):
+        cure = "enlarge /dev/shm (docker run --shm-size)" if machine.shm_bytes < machine.memory_bytes else "free some"
         raise ConfigError(
             f"no memory is left for pools: {machine.memory_bytes // MIB} MiB of memory and {machine.shm_bytes // MIB} "
-            f"MiB of /dev/shm are free; weights and processes leave {left // MIB} MiB; free some, or choose "
+            f"MiB of /dev/shm are free; weights and processes leave {left // MIB} MiB; {cure}, or choose "
             f"{' and '.join(flag for flag, is_missing in missing.items() if is_missing)}"
         )

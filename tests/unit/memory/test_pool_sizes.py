@@ -112,6 +112,8 @@ def test_a_machine_without_room_is_told_what_to_choose() -> None:
     """Weights that leave nothing end the start before anything is loaded."""
     with pytest.raises(ConfigError, match="leave 0 MiB; free some, or choose --device-kv-bytes and --host-kv-bytes"):
         choose_sizes(OPEN, MachineMemory(16 * GIB, 64 * GIB), EIGHT_BILLION, Node())
+    with pytest.raises(ConfigError, match=r"enlarge /dev/shm \(docker run --shm-size\), or choose"):
+        choose_sizes(OPEN, MachineMemory(64 * GIB, MIB), SMALL, Node())
 
 
 @given(
