@@ -44,6 +44,12 @@ matrices multiplied by another kernel, which rounds otherwise; a step that reads
 """
 
 
+_CHECKED_STATES = 4
+"""Rows with states in the step by which a graph is checked: their states are kept beside the pool meanwhile, which has
+nearly all of the device's memory, and may be a hundred megabytes each. The others are padding.
+"""
+
+
 class GraphedRunner(Protocol):
     """The part of ``engine.model_runner.ModelRunner`` that graphs use."""
 
@@ -231,10 +237,10 @@ class DecodeGraphs:
         meta = ForwardMeta.build(segments, pool.geometry.page_size, pool.device)
         ids = torch.arange(rows) * 7919 % self._runner.vocab_size
         positions = torch.tensor(contexts[:rows])
-        before = None if self._states is None else self._states.slots.clone()
+        before = None if self._states is None else self._states.slots[:rows].clone()
         expected = self._runner.ordinary(ids, positions, meta, torch.arange(rows))
         if self._states is not None and before is not None:
-            self._states.slots.copy_(before)
+            self._states.slots[:rows].copy_(before)
         self._compute(shape, graph, ids, positions, meta)
         spread = expected.std(dim=-1, keepdim=True).clamp_min(1e-12)
         found = self._batch.logits[:rows]
@@ -247,7 +253,7 @@ class DecodeGraphs:
 
         Only these have to be what a model leaves: other numbers might overflow.
         """
-        served = segments[: states.padding]
+        served = segments[: min(states.padding, _CHECKED_STATES)]
         if not states.serves(served):
             served = served[:1]
         firsts = [replace(segment, context=0) for segment in served]

@@ -38,6 +38,10 @@ class PrefillRunner(Protocol):
     def slots(self) -> torch.Tensor | None:
         """States within pages, uint8 [slots + 1, nbytes]; None for a model without states."""
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that each slot takes on the device, with what a step holds of it besides; 0 without states."""
+
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, meta: ForwardMeta, last_rows: torch.Tensor
     ) -> torch.Tensor:
@@ -117,7 +121,7 @@ class Room:
     peak: int
     reserve: int
     fraction: float
-    slot_bytes: int = 0  # Of states within pages, for each of the slots beside the pool.
+    slot_bytes: int = 0  # Of states within pages, for each of the slots beside the pool, and of steps over them.
 
     @property
     def pool_bytes(self) -> int:
@@ -163,8 +167,9 @@ def measure_room(
             f"a prefill of {wish.tokens} tokens does not fit on the GPU beside the weights: lower --max-batch-tokens, "
             f"or choose --tensor-parallel ({str(error).splitlines()[0]})"
         ) from error
-    slot_bytes = 0 if slots is None else slots.shape[1]
-    return Room(memory.total_bytes(), memory.foreign_bytes(), peak, wish.reserve_bytes, wish.fraction, slot_bytes)
+    return Room(
+        memory.total_bytes(), memory.foreign_bytes(), peak, wish.reserve_bytes, wish.fraction, runner.slot_bytes
+    )
 
 
 def prefill_segments(tokens: int, max_context: int, page_size: int) -> tuple[list[Segment], int]:

@@ -75,6 +75,9 @@ _SMALL_MODEL_PARAMETERS = 200_000_000
 WARMED_CONTEXT = 1024
 """Tokens of context behind which a decode step on a GPU splits its keys among programs (``key_splits.SPLIT_KEYS``)."""
 
+STATE_COPIES = 5
+"""Copies of a module's states that a decode step holds at once."""
+
 Prove = Callable[[ServedShape], ProofTable]
 """Proves what a worker uses of CUDA (``services.worker.proving.device.prove_device``)."""
 
@@ -309,6 +312,16 @@ class ModelRunner:
     def slots(self) -> torch.Tensor | None:
         """States within pages, uint8 [slots + 1, nbytes], the last of padding; None for a model without states."""
         return self._slots
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that each slot takes on the device, with what a step holds of it besides; 0 without states.
+
+        A module with states has them gathered and copied, leaves new ones, and has these packed.
+        """
+        if self._slots is None:
+            return 0
+        return self._slots.shape[1] + STATE_COPIES * max(each.nbytes for each in self.states)
 
     @property
     def slotted_steps(self) -> SlottedSteps | None:

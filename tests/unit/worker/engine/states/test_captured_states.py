@@ -16,7 +16,7 @@ import torch
 from services.worker.engine.cuda_graphs import DecodeGraphs
 from services.worker.engine.forward_meta import ForwardMeta, Segment
 from services.worker.engine.model_loading import expected_windows, load_config
-from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.model_runner import STATE_COPIES, ModelRunner
 from services.worker.engine.states.captured import SlottedSteps
 from services.worker.proving.shape import expected_shape
 from tests.cuda.played_capture import PlayedCapture
@@ -207,3 +207,15 @@ def test_padding_leaves_the_slots_of_requests_alone(load_runner: LoadRunner, mon
     assert found is not None
     changed = (runner.slots[:-1] != before).any(dim=1).nonzero()[:, 0]
     assert changed.tolist() == [1]
+
+
+def test_slots_and_steps_over_them_are_counted_into_the_room(load_runner: LoadRunner) -> None:
+    """The pool that is measured over has slots of its own, which are not part of the peak."""
+    runner = load_runner("bamba")
+    assert runner.slots is not None
+    measured = ModelRunner(runner.model, runner.pool, vocab_size=0, states=runner.states)
+    assert measured.slots is not None
+    largest = max(each.nbytes for each in runner.states)
+
+    assert measured.slots.shape == runner.slots.shape
+    assert measured.slot_bytes == sum(each.nbytes for each in runner.states) + STATE_COPIES * largest
