@@ -69,6 +69,8 @@ def _interpreted(name: str, shape: ServedShape = SHAPE, *, names: Sequence[str] 
     named = tuple(Part(each, (Way("wrong", lambda shape: None), Way("none"))) for each in names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        # Interpreting takes a hundred times as long as a GPU does, and more beside other tests.
+        patch.setattr("services.worker.proving.choosing.WAY_SECONDS", 600.0)
         return proofs_of(shape, named or listed[name], f"{INTERPRETED}:{name}")
 
 

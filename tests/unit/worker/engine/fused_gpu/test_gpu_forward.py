@@ -24,12 +24,12 @@ from services.worker.engine.fused_gpu.forward import GpuForward
 from services.worker.engine.model_loading import load_config, load_model
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.probe import Verification
-from services.worker.native import build
 from services.worker.restore import snapshot_ring
 from services.worker.restore.attention_inputs import AttentionInputs
 from services.worker.restore.projection import KvProjection
 from services.worker.restore.snapshot_ring import Snapshot
 from shared.errors import ConfigError, InvariantViolated, UnsupportedModel
+from shared.native import build
 from tests.checkpoints import SLIDING_WINDOW, save_checkpoint
 from tests.engine_driver import Request, decode_greedily, page_tables, random_prompt
 from tests.unit.worker.engine.fused.forwards import (
