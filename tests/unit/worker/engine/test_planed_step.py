@@ -207,7 +207,8 @@ def test_what_kernels_for_gpus_do_not_read_is_refused() -> None:
         check_device(planes, "cpu")
         with pytest.raises(UnsupportedModel, match=match):
             check_device(planes, "cuda:0")
-    for kept in ([latents], [latents, StateKept(64)]):
+    without_kernel: list[list[Kept]] = [[latents], [latents, StateKept(64)]]
+    for kept in without_kernel:
         planes = map_planes(kept, 16, "float32")
         check_device(planes, "cuda:0")
         with pytest.raises(UnsupportedModel, match=r"--exact: its pages hold latents.*, for which there is no exact"):
