@@ -30,7 +30,7 @@ class StaticStates:
 
     def carry(self, module: StateModule, arguments: Arguments) -> Any:
         """Compute one token of each row from the state in its slot, and leave the next state there."""
-        own = _of(module, self._slots)
+        own = module.of(self._slots)
         states = unpack(own.index_select(0, self._numbers), module.parts)
         output, left = module.call({name: _apart(each) for name, each in arguments.items()}, states)
         own.index_copy_(0, self._numbers, pack(left, module.parts))
@@ -62,7 +62,7 @@ class SlottedSteps:
         if moves:
             pages, slots = self._numbers(moves)
             for module in self._modules:
-                _of(module, self.slots).index_copy_(0, slots, self._pool.states(module.entry, pages))
+                module.of(self.slots).index_copy_(0, slots, self._pool.states(module.entry, pages))
 
     def keep(self, segments: Sequence[Segment]) -> None:
         """Leave the states of rows that end a page in it; of rows that end the same one, those of the first."""
@@ -70,7 +70,7 @@ class SlottedSteps:
         if moves:
             pages, slots = self._numbers(moves)
             for module in self._modules:
-                self._pool.put_states(module.entry, pages, _of(module, self.slots).index_select(0, slots))
+                self._pool.put_states(module.entry, pages, module.of(self.slots).index_select(0, slots))
 
     def _begun(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
         """Return the page before and the slot of each row that begins a page."""
@@ -94,11 +94,6 @@ class SlottedSteps:
         pages, slots = torch.tensor(moves, dtype=torch.int64).T.contiguous()
         pages, slots = on_device((pages, slots), self._pool.device)
         return pages, slots
-
-
-def _of(module: StateModule, slots: torch.Tensor) -> torch.Tensor:
-    """Return the module's part of all slots, uint8 [slots, nbytes]."""
-    return slots[:, module.first : module.first + module.nbytes]
 
 
 def _apart(value: Any) -> Any:

@@ -54,6 +54,10 @@ class StateModule:
         """Bytes of all its states for one sequence."""
         return sum(part.nbytes for part in self.parts)
 
+    def of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the module's part of ``slots`` (uint8 [slots, bytes of all modules]), a view."""
+        return slots[:, self.first : self.first + self.nbytes]
+
 
 class StatefulStep(Protocol):
     """One forward pass, as modules with states see it."""

@@ -148,18 +148,16 @@ class StateStep:
         if group.from_pages is not None:
             packed.index_copy_(0, group.from_pages.pieces, self._pool.states(module.entry, group.from_pages.numbers))
         if group.from_slots is not None:
-            packed.index_copy_(0, group.from_slots.pieces, self._of(module).index_select(0, group.from_slots.numbers))
+            packed.index_copy_(
+                0, group.from_slots.pieces, module.of(self._slots).index_select(0, group.from_slots.numbers)
+            )
         return packed
 
     def _write(self, module: StateModule, group: _Group, packed: torch.Tensor) -> None:
         if group.to_pages is not None:
             self._pool.put_states(module.entry, group.to_pages.numbers, packed.index_select(0, group.to_pages.pieces))
         if group.to_slots is not None:
-            self._of(module).index_copy_(0, group.to_slots.numbers, packed.index_select(0, group.to_slots.pieces))
-
-    def _of(self, module: StateModule) -> torch.Tensor:
-        """Return the module's part of all slots, uint8 [slots, nbytes]."""
-        return self._slots[:, module.first : module.first + module.nbytes]
+            module.of(self._slots).index_copy_(0, group.to_slots.numbers, packed.index_select(0, group.to_slots.pieces))
 
 
 def _take(value: Any, group: _Group) -> Any:
