@@ -70,7 +70,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cell(disk: Path, store_port: int) -> Iterator[RunningCell]:
-    """A cell whose object store does not answer, and whose worker has no compiler."""
+    """A cell whose object store does not answer, and whose processes have no compiler."""
     config = SupervisorConfig(
         port=0, threads=1, device_kv_bytes=16 * 2**20, host_kv_bytes=32 * 2**20, grace_s=20.0,
         disk_dir=(str(disk),), disk_kv_bytes=8 * 2**20, remote="s3://bucket/chunks",
@@ -113,6 +113,7 @@ def test_what_is_missing_is_told_everywhere(cell: RunningCell, key: str) -> None
     for degraded in (health.json()["degraded"], report["degraded"], as_json["degraded"]):
         assert [(each["component"], each["what"], each["setting"]) for each in degraded] == [
             ("storage", "remote", "--remote"),
+            ("storage", "native code", ""),
             ("worker-0", "native code", ""),
         ]
     assert shown.stdout.startswith("degraded: storage, remote: s3://bucket/chunks: ")
@@ -163,7 +164,7 @@ async def test_a_store_that_answers_is_told_of_no_longer(cell: RunningCell, stor
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:
-        await until(lambda: told() == ["native code"], timeout_s=120)
+        await until(lambda: told() == ["native code"] * 2, timeout_s=120)
     finally:
         server.shutdown()
         serving.join()

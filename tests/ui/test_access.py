@@ -151,14 +151,15 @@ async def test_a_wide_table_stays_as_it_was_scrolled(browser: Browser) -> None:
     stand_in = hostile_gateway()
     async with serving(stand_in):
         page = await opened(browser, stand_in, viewport={"width": 375, "height": 812})
-        wide = page.locator(".scroll", has=page.get_by_role("table", name="Workers"))
-        await wide.evaluate("box => { box.focus(); box.scrollLeft = 60; }")
+        # In one step each: an element that was found is another one once the page has been drawn anew.
+        wide = "[...document.querySelectorAll('.scroll')].find((box) => box.querySelector('caption').textContent === 'Workers')"
+        await page.evaluate(f"{{ const box = {wide}; box.focus(); box.scrollLeft = 60; }}")
 
         stand_in.cell = {**stand_in.cell, "running": 17}
         await expect(page.locator(".figure b").first).to_have_text("17")
 
-        state = "box => [box.scrollLeft, document.activeElement === box]"
-        assert await wide.evaluate(state) == [60, True]
+        state = f"{{ const box = {wide}; [box.scrollLeft, document.activeElement === box] }}"
+        assert await page.evaluate(state) == [60, True]
 
 
 async def test_what_did_not_change_is_not_read_out_again(page: Page, gateway: StandIn) -> None:
