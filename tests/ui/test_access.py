@@ -151,8 +151,10 @@ async def test_a_wide_table_stays_as_it_was_scrolled(browser: Browser) -> None:
     stand_in = hostile_gateway()
     async with serving(stand_in):
         page = await opened(browser, stand_in, viewport={"width": 375, "height": 812})
+        await expect(page.get_by_role("table", name="Workers")).to_be_visible()
         # In one step each: an element that was found is another one once the page has been drawn anew.
-        wide = "[...document.querySelectorAll('.scroll')].find((box) => box.querySelector('caption').textContent === 'Workers')"
+        name = "box.querySelector('caption').textContent"
+        wide = f"[...document.querySelectorAll('.scroll')].find((box) => {name} === 'Workers')"
         await page.evaluate(f"{{ const box = {wide}; box.focus(); box.scrollLeft = 60; }}")
 
         stand_in.cell = {**stand_in.cell, "running": 17}
