@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from bench import raw_link
 from bench.node_networks import DEVICE, NodeNetworks, why_not
 from services.gateway.cache_calls import CacheCalls
 from shared.bus.nats_bus import connect
@@ -81,6 +82,11 @@ class NodeCell:
         """Start the worker of a node."""
         about = self._about("worker", node)
         self._start("worker", f"worker-{node}", self._prefix(node), model=self._model, **about, **settings)
+
+    def raw_times_s(self, source: str, sink: str, nbytes: int, repeats: int) -> dict[int, list[float]]:
+        """Seconds that plain sockets take to bring bytes from a node to another, by number of streams."""
+        host = self._networks.addresses[source] if self._networks else "127.0.0.1"
+        return raw_link.between(self._prefix(source), self._prefix(sink), host, nbytes, repeats)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""

@@ -67,7 +67,10 @@ class _Held:
 
 
 class NodeNetworks:
-    """Nodes by name, all reachable from one another and from this process until a link is cut."""
+    """Nodes by name, all reachable from one another and from this process until a link is cut.
+
+    ``addresses`` are those of the nodes' links for data.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         """Raises OSError or CalledProcessError where :func:`why_not` has a reason."""
@@ -75,6 +78,7 @@ class NodeNetworks:
         subnets = {"control": f"198.18.{number}", "data": f"198.19.{number}"}
         self.address = f"{subnets['control']}.254"
         self._uplink = f"tc{secrets.token_hex(4)}"
+        self.addresses = {name: f"{subnets['data']}.{place}" for place, name in enumerate(names, start=1)}
         self._held: dict[str, _Held] = {}
         self._switch = _Held()
         try:

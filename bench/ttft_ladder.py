@@ -7,6 +7,9 @@ after another: tiers above are emptied by an order before each question. So what
 computation of the question. Host memory of *a* is read over TCP, between network namespaces where the machine
 allows them. The object store is in memory, in a process of its own, and answers each request 5 or 50 ms late.
 
+Beside it stands what the link allows: the time that plain sockets take for a document's bytes between the same nodes
+(:mod:`bench.raw_link`), with one stream or two, whichever is faster, added to the TTFT from one's own host memory.
+
 A document that nothing but *a*'s disk has is asked about once, and "served" says whether it was found.
 
 ``python -m bench.ttft_ladder [--repeats 7] [--tokens 4096] [--dtype float32] [--directory DIR] [--out FILE]``
@@ -39,6 +42,7 @@ from shared.bus.protocol import Bus
 from thermocline.client import Answer, served_model
 
 VOCABULARY = 16_000
+TOKEN_BYTES = {"float32": 24_576, "bfloat16": 12_288}
 QUESTION_TOKENS = 32
 LATENCIES_MS = (5, 50)
 NEIGHBOUR, NEIGHBOUR_DISK = "neighbour", "neighbour_disk"
@@ -176,8 +180,11 @@ class Ladder:
         return [self._rng.randrange(8, VOCABULARY) for _ in range(length)]
 
 
-def report(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Median TTFT in ms by rung, quartiles, and how many times faster than computing; beside them the targets."""
+def report(times: dict[str, list[float]], raw_ms: dict[int, list[float]]) -> dict[str, Any]:
+    """Median TTFT in ms by rung, quartiles, and how many times faster than computing; beside them the targets.
+
+    ``raw_ms`` are times of a document's bytes alone between the nodes, by number of streams.
+    """
     computed = statistics.median(times["recomputed"])
     rungs: dict[str, Any] = {}
     for name, values in times.items():
@@ -187,8 +194,11 @@ def report(times: dict[str, list[float]]) -> dict[str, Any]:
             low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
             rungs[name] |= {"ttft_ms": middle, "quartiles_ms": [low, high], "speedup": computed / middle}
     near, own = rungs[NEIGHBOUR]["ttft_ms"], rungs["host"]["ttft_ms"]
+    raw = min(statistics.median(each) for each in raw_ms.values())
     return {
         "by_tier": rungs,
+        "raw_link_ms": raw,
+        "limit_of_neighbour_over_host": (own + raw) / own,
         "neighbour_over_host": near / own,
         "target_neighbour_over_host": MOST_OF_HOST,
         "recomputed_over_neighbour": computed / near,
@@ -198,7 +208,7 @@ def report(times: dict[str, list[float]]) -> dict[str, Any]:
 
 async def climb(cell: NodeCell, store: Store, options: argparse.Namespace) -> dict[str, list[float]]:
     """Start the cell and measure; TTFTs in ms by rung."""
-    token_bytes = 24_576 if options.dtype == "float32" else 12_288
+    token_bytes = TOKEN_BYTES[options.dtype]
     storage = {
         "share": "nixl",
         "remote": "s3://bench/store",
@@ -229,7 +239,7 @@ def main() -> None:
     parser = results_file.arguments(__doc__, "--seed", "--out")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=tuple(TOKEN_BYTES), default="float32")
     parser.add_argument("--directory", default="", help="where the disk tiers lie; default: temporary")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory or None) as folder:
@@ -240,8 +250,11 @@ def main() -> None:
         with NodeCell(Path(folder), model, ("a", "b"), environ) as cell, object_store(cell.host) as store:
             cell.environ["AWS_ENDPOINT_URL"] = f"http://{cell.host}:{store.port}"
             times = asyncio.run(climb(cell, store, options))
+            # The processes of both nodes are idle, as they are while a document is lent but for the two storages.
+            nbytes = options.tokens * TOKEN_BYTES[options.dtype]
+            raw = cell.raw_times_s("a", "b", nbytes, options.repeats)
             network = cell.network
-    results = report(times)
+    results = report(times, {streams: [each * 1e3 for each in all_s] for streams, all_s in raw.items()})
     for name, row in results["by_tier"].items():
         said = f"{row['ttft_ms']:>9.1f} ms   {row['speedup']:>6.1f}x" if row["is_served"] else "not served"
         print(f"{name:<16} {said}")
