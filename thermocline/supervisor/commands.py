@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -151,10 +152,18 @@ def service_children(cell: Cell, environ: Mapping[str, str] | None = None) -> tu
     # The first keeps its name for any number of them.
     scheduler_ids = ["scheduler", *(f"scheduler-{number}" for number in range(1, config.schedulers))]
     return (
-        *(_service(cell, environment, "scheduler", {**scheduler, "id": name}) for name in scheduler_ids),
+        *(
+            _service(cell, environment, "scheduler", {**scheduler, "id": name, **_own_port(cell, "scheduler", number)})
+            for number, name in enumerate(scheduler_ids)
+        ),
         _service(cell, environment, "storage", storage),
         *(
-            _service(cell, environment, "worker", {**worker, "id": worker_id, "gpu": number * ranks})
+            _service(
+                cell,
+                environment,
+                "worker",
+                {**worker, "id": worker_id, "gpu": number * ranks, **_own_port(cell, "worker", number)},
+            )
             for number, worker_id in enumerate(worker_ids(config))
         ),
         _service(cell, environment, "gateway", gateway),
@@ -173,6 +182,20 @@ def child_settings(kind: type[C], service: str, cell: Cell, environ: Mapping[str
     """
     child = next(child for child in service_children(cell, environ) if service_of(child) == service)
     return from_command_line(kind, service, child.argv[FLAGS_FROM:], environ={**environ, **child.env})
+
+
+def _own_port(cell: Cell, service: str, number: int) -> Settings:
+    """Return the port for metrics of a process whose ``number`` is not 0: so many behind the settings file's.
+
+    Nothing where the file has none, or is faulty, which the first process says.
+    """
+    if not number or cell.config_file is None:
+        return {}
+    try:
+        port = tomllib.loads(cell.config_file.read_text(encoding="utf-8"))[service]["metrics_port"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {"metrics_port": port + number} if isinstance(port, int) and port else {}
 
 
 def _absolute(path: str) -> str:

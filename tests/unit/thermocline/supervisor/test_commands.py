@@ -65,6 +65,26 @@ def test_each_scheduler_has_a_name_of_its_own() -> None:
     assert len({child.stage for child in schedulers}) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "ports"),
+    [
+        ("[worker]\nmetrics_port = 9300\n[scheduler]\nmetrics_port = 9100\n", [None, "9101", None, None, "9301", None]),
+        ("[worker]\nmetrics_port = 0\n", [None] * 6),
+        ("worker = 3\n", [None] * 6),
+        ("[worker\n", [None] * 6),
+    ],
+)
+def test_processes_of_one_service_serve_metrics_at_ports_behind_one_another(
+    tmp_path: Path, settings: str, ports: list[str | None]
+) -> None:
+    """The first has the settings file's own, which a flag would only say again."""
+    file = tmp_path / "cell.toml"
+    file.write_text(settings, encoding="utf-8")
+    children = service_children(make_cell(SupervisorConfig(workers=2, schedulers=2), config_file=file), {})
+
+    assert [flags_of(child).get("metrics-port") for child in children] == ports
+
+
 def test_children_in_stopping_order() -> None:
     """New work is cut off first; the broker outlives everybody."""
     cell = make_cell(SupervisorConfig())
