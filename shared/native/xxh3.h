@@ -124,8 +124,10 @@ static uint64_t xxh3_64(const uint8_t *data, int64_t nbytes, uint64_t seed) {
     seed_secret(secret, seed);
     memcpy(&state, start, 64);
     int64_t blocks = (nbytes - 1) / BLOCK, at = 0;
+    lanes last = take(secret + SECRET_BYTES - STRIPE);
+#if defined(__AVX512F__)
     /* All stripes of a block at once, with the secret in registers. */
-    lanes keys[BLOCK_STRIPES], last = take(secret + SECRET_BYTES - STRIPE);
+    lanes keys[BLOCK_STRIPES];
     for (int stripe = 0; stripe < BLOCK_STRIPES; stripe++) keys[stripe] = take(secret + 8 * stripe);
     for (int64_t block = 0; block < blocks; block++, at += BLOCK) {
         #pragma GCC unroll 16
@@ -133,6 +135,14 @@ static uint64_t xxh3_64(const uint8_t *data, int64_t nbytes, uint64_t seed) {
             state = stir(state, take(data + at + STRIPE * stripe), keys[stripe]);
         state = scramble(state, last);
     }
+#else
+    /* With fewer registers the same would move the secret to and from the stack: half as long again. */
+    for (int64_t block = 0; block < blocks; block++, at += BLOCK) {
+        for (int stripe = 0; stripe < BLOCK_STRIPES; stripe++)
+            state = stir(state, take(data + at + STRIPE * stripe), take(secret + 8 * stripe));
+        state = scramble(state, last);
+    }
+#endif
     int64_t stripes = (nbytes - 1 - blocks * BLOCK) / STRIPE;
     for (int64_t stripe = 0; stripe < stripes; stripe++, at += STRIPE)
         state = stir(state, take(data + at), take(secret + 8 * stripe));
