@@ -1,6 +1,7 @@
 """What does an object store at a distance give: how fast do chunks go there, and how fast does a prefix come back?
 
-A store of ``bench.store_server`` answers each request 5 or 50 ms late, in a process of its own.
+A store of ``bench.store_server`` answers each request 5 or 50 ms late, in a process of its own. Prefixes are restored
+over HTTP and over HTTPS, which stores at a distance are asked by.
 
 *Uploads*: chunks that an earlier start left on the disk are found by comparing disk and store, read, verified and put
 into the store, as after a restart; chunks per second from the first question to the last answer. Beside it as many
@@ -59,6 +60,7 @@ from shared import logs
 from shared.chunks import chunk_pages
 from shared.memory import HostPoolView
 from shared.messages.pools import KvGeometry
+from tests.certificates import Authority
 
 LATENCIES_MS = (5, 50)
 UPLOADS_PER_S, SHARE_OF_RANGE_READS = 500, 0.8
@@ -73,20 +75,41 @@ THREADS = 8  # A storage's default.
 
 
 @contextmanager
-def far_store(latency_ms: float) -> Iterator[StorageConfig]:
-    """A store that answers late, and the settings by which a storage finds it; sets variables of this process."""
+def far_store(latency_ms: float, certificates: Path | None = None) -> Iterator[StorageConfig]:
+    """A store that answers late, and the settings by which a storage finds it; sets variables of this process.
+
+    With a folder for ``certificates`` it speaks TLS.
+    """
     command = [sys.executable, "-m", "bench.store_server", f"--latency-ms={latency_ms}"]
+    if certificates is not None:
+        authority = Authority(certificates)
+        certificate, key = authority.issue("store")
+        command += [f"--tls-cert={certificate}", f"--tls-key={key}"]
+        os.environ["SSL_CERT_FILE"] = str(authority.ca)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
-            endpoint = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+            scheme = "http" if certificates is None else "https"
+            endpoint = f"{scheme}://127.0.0.1:{server.stdout.readline().strip()}"
             os.environ |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
             os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
             yield StorageConfig(remote="s3://bench/store", remote_timeout_ms=int(TIMEOUT_S * 1000))
         finally:
             server.stdin.close()
             server.wait(TIMEOUT_S)
+
+
+@contextmanager
+def environment_kept(name: str) -> Iterator[None]:
+    """Put a variable back as it was."""
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def open_backend(config: StorageConfig) -> ObjectStoreBackend:
@@ -220,6 +243,13 @@ def measure(folder: Path, rounds: int, count: int, seed: int) -> dict[str, Any]:
         with far_store(latency_ms) as config, tempfile.TemporaryDirectory(dir=folder) as files:
             uploaded = asyncio.run(upload(config, Path(files), count, seed))
             results[f"at_{latency_ms}_ms"] = uploaded | asyncio.run(restore(config, rounds, seed))
+    for latency_ms in LATENCIES_MS:
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as files,
+            environment_kept("SSL_CERT_FILE"),
+            far_store(latency_ms, Path(files)) as config,
+        ):
+            results[f"at_{latency_ms}_ms"]["over_tls"] = asyncio.run(restore(config, rounds, seed))
     return results | {"reached": reached(results)}
 
 
@@ -233,8 +263,13 @@ def reached(results: dict[str, Any]) -> dict[str, dict[str, float]]:
         }
     }
     for latency_ms in LATENCIES_MS:
-        share = results[f"at_{latency_ms}_ms"]["share_of_range_reads"]
-        found[f"restoring_over_range_reads_at_{latency_ms}_ms"] = {"ratio": share, "target": SHARE_OF_RANGE_READS}
+        row = results[f"at_{latency_ms}_ms"]
+        for name, share in {
+            "": row["share_of_range_reads"],
+            "_over_tls": row["over_tls"]["share_of_range_reads"],
+        }.items():
+            key = f"restoring_over_range_reads_at_{latency_ms}_ms{name}"
+            found[key] = {"ratio": share, "target": SHARE_OF_RANGE_READS}
     return found
 
 
@@ -258,7 +293,7 @@ def main() -> None:
             f"{latency_ms:3} ms: uploads {row['found_chunks_per_s']:.0f}/s found, "
             f"{row['saved_chunks_per_s']:.0f}/s saved, deletions {row['deleted_chunks_per_s']:.0f}/s; "
             f"{PREFIX_CHUNKS} chunks restored in {row['restored_ms']:.0f} ms, read in {row['read_ms']:.0f} ms: "
-            f"{row['share_of_range_reads']:.0%}"
+            f"{row['share_of_range_reads']:.0%}, {row['over_tls']['share_of_range_reads']:.0%} over TLS"
         )
     print("->", path)
 

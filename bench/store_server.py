@@ -3,8 +3,8 @@
 It stands in for a store at a distance: a request is answered ``--latency-ms`` after it arrived, and any number of them
 wait at once. moto, which the tests use, answers a few hundred requests a second and would be what is measured.
 
-``python -m bench.store_server [--latency-ms 50]`` prints its port and serves until its standard input ends. A number
-on a line of that is the latency from then on, which it prints in answer.
+``python -m bench.store_server [--latency-ms 50] [--tls-cert FILE --tls-key FILE]`` prints its port and serves until its
+standard input ends. A number on a line of that is the latency from then on, which it prints in answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import email.utils
 import hashlib
 import re
+import ssl
 import sys
 import time
 from dataclasses import dataclass, field
@@ -108,8 +109,10 @@ class Latency:
     seconds: float = 0.0
 
 
-async def serve(bucket: Bucket, latency: Latency, host: str = "127.0.0.1") -> asyncio.Server:
-    """Serve on a free port of an address of this machine."""
+async def serve(
+    bucket: Bucket, latency: Latency, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> asyncio.Server:
+    """Serve on a free port of an address of this machine, over TLS if there is a context."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -133,7 +136,7 @@ async def serve(bucket: Bucket, latency: Latency, host: str = "127.0.0.1") -> as
         finally:
             writer.close()
 
-    return await asyncio.start_server(handle, host, 0, limit=2**20, backlog=1024)
+    return await asyncio.start_server(handle, host, 0, limit=2**20, backlog=1024, ssl=tls)
 
 
 def _obey(latency: Latency) -> None:
@@ -142,9 +145,9 @@ def _obey(latency: Latency) -> None:
         print(line.strip(), flush=True)
 
 
-async def _main(latency_ms: float, host: str) -> None:
+async def _main(latency_ms: float, host: str, tls: ssl.SSLContext | None) -> None:
     latency = Latency(latency_ms / 1000)
-    server = await serve(Bucket(), latency, host)
+    server = await serve(Bucket(), latency, host, tls)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, _obey, latency)
     server.close()
@@ -154,5 +157,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--tls-cert", default="")
+    parser.add_argument("--tls-key", default="")
     options = parser.parse_args()
-    asyncio.run(_main(options.latency_ms, options.host))
+    context = None
+    if options.tls_cert:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    asyncio.run(_main(options.latency_ms, options.host, context))

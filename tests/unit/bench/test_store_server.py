@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
+
 import pytest
 
 from bench.store_server import Bucket, Latency, serve
 from services.storage.backends.object_store import open_remote
 from services.storage.config import StorageConfig
+from tests.certificates import Authority
 from tests.chunk_makers import make_chain
 
 CHAIN = make_chain(8, seed=1)
@@ -18,12 +22,21 @@ def is_stale(nbytes: int, front: bytes) -> bool:
     return True
 
 
-async def test_a_storage_writes_finds_reads_and_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_storage_writes_finds_reads_and_deletes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str
+) -> None:
     """Conditional writes, replacements, listings from a name on, ranges, and deletions of many."""
-    server = await serve(Bucket(), Latency())
+    context = None
+    if scheme == "https":
+        authority = Authority(tmp_path)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*authority.issue("store"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    server = await serve(Bucket(), Latency(), tls=context)
     port = server.sockets[0].getsockname()[1]
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": f"{scheme}://127.0.0.1:{port}",
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "test",
