@@ -6,8 +6,9 @@ four. Nodes read one another's host memory at ``--network-gb-s``, or do not shar
 ``--memory`` of what the workload has to compute where nothing is ever evicted: a sixth on devices, but on each
 at least what the longest prompts take.
 
-Workloads are a recorded trace and generators, each of these with several seeds; the target is for the worst of a
-workload's runs: nodes that share find at least 0.95 of what one node finds.
+Workloads are a recorded trace, at each of ``--time-scales`` times its speed, and generators, each of these with several
+seeds; the target is for the worst of a workload's runs: nodes that share find at least 0.95 of what one node finds. At
+twice its speed the conversation trace of Mooncake is more than the workers can answer.
 
 ``python -m bench.node_hits --trace FILE [--requests 1000] [--seeds 1,2,3] [--out FILE]``
 """
@@ -25,14 +26,20 @@ from thermocline.simulate.__main__ import GC_THRESHOLDS, parser, prepare
 NODES = (1, 2, 4)
 WORKERS = max(NODES)
 GENERATORS = "documents,retrieval,tenants,agents"
-TRACE = "trace"
+TRACE, TIMES = "trace", ", speed ×"
 TARGET = 0.95
 ENDLESS = 2**33
 """Tokens of host memory from which nothing is evicted."""
 
 DEVICE_SHARE = 1 / 6
-LEAST_DEVICE_TOKENS = {TRACE: 200_000}
+LEAST_OF_TRACE = 200_000
 LEAST_OF_GENERATED = 60_000
+
+
+def scale_of(workload: str) -> float | None:
+    """By what the trace's times are divided; None for a generator."""
+    name, _, scale = workload.partition(TIMES)
+    return float(scale or 1) if name == TRACE else None
 
 
 def simulate(
@@ -40,9 +47,8 @@ def simulate(
 ) -> dict[str, Any]:
     """Figures of one simulation; ``memory`` is tokens of each device, and of host memory in all."""
     device, host = memory
-    asked = ["--trace", str(options.trace), "--time-scale", str(options.time_scale)]
-    if workload != TRACE:
-        asked = ["--workload", workload]
+    scale = scale_of(workload)
+    asked = ["--workload", workload] if scale is None else ["--trace", str(options.trace), "--time-scale", str(scale)]
     line = [
         *(*asked, "--requests", str(options.requests), "--seed", str(seed)),
         *("--hardware", options.hardware, "--model", options.model, "--page-size", "16"),
@@ -57,7 +63,7 @@ def simulate(
 
 def compare(options: argparse.Namespace, workload: str, seed: int) -> dict[str, Any]:
     """One workload with one seed, on each number of nodes."""
-    least = LEAST_DEVICE_TOKENS.get(workload, LEAST_OF_GENERATED)
+    least = LEAST_OF_GENERATED if scale_of(workload) is None else LEAST_OF_TRACE
     endless = simulate(options, workload, seed, 1, (least, ENDLESS), 0.0)
     tokens = options.memory * endless["input_tokens"] * (1 - endless["hit_ratio"])
     memory = max(least, int(DEVICE_SHARE * tokens / WORKERS)), int((1 - DEVICE_SHARE) * tokens)
@@ -95,14 +101,16 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         name: [int(seed) for seed in options.seeds.split(",")] for name in options.workloads.split(",") if name
     }
     if options.trace:
-        workloads = {TRACE: [1]} | workloads  # A trace has nothing that a seed would draw.
+        scales = [float(scale) for scale in options.time_scales.split(",")]
+        names = [TRACE if scale == 1 else f"{TRACE}{TIMES}{scale:g}" for scale in scales]
+        workloads = dict.fromkeys(names, [1]) | workloads  # A trace has nothing that a seed would draw.
     found = []
     for workload, seeds in workloads.items():
         runs = []
         for seed in seeds:
             runs.append(compare(options, workload, seed))
             shares = {(row["nodes"], row["shares"]): f"{row['of_one_node']:.3f}" for row in runs[-1]["rows"]}
-            print(f"{workload:<10} {seed} one {runs[-1]['one_node']:.3f} {shares}", flush=True)
+            print(f"{workload:<16} {seed} one {runs[-1]['one_node']:.3f} {shares}", flush=True)
         least = min(row["of_one_node"] for run in runs for row in run["rows"] if row["shares"])
         found.append({"of": workload, "of_one_node": least, "target_of_one_node": TARGET, "runs": runs})
     return found
@@ -111,7 +119,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     known = results_file.arguments(__doc__, "--out")
     known.add_argument("--trace", type=Path, help="trace in the Mooncake format; none leaves it out")
-    known.add_argument("--time-scale", type=float, default=2.0, help="divide the trace's times by this")
+    known.add_argument("--time-scales", default="1,2,0.5", help="divide the trace's times by these, with commas")
     known.add_argument("--workloads", default=GENERATORS, help="generators, with commas")
     known.add_argument("--seeds", default="1,2,3", help="with commas")
     known.add_argument("--requests", type=int, default=1000)

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.node_hits import TARGET, measure
+from bench.node_hits import TARGET, measure, scale_of
 from tools.pages.renderer import RESULTS, render
 
 
@@ -23,7 +23,7 @@ def options(**other: object) -> argparse.Namespace:
         "network_gb_s": 12.5,
         "hardware": "h800",
         "model": "llama-3.1-8b",
-        "time_scale": 1.0,
+        "time_scales": "1,2",
     }
     return argparse.Namespace(**known | other)
 
@@ -53,13 +53,14 @@ def test_each_run_has_both_ways_and_the_target_is_for_the_worst(tmp_path: Path) 
 
 
 def test_a_trace_comes_by_its_flag(tmp_path: Path) -> None:
-    """It has one run, since nothing in it is drawn."""
+    """At each speed it has one run, since nothing in it is drawn."""
     about = {"input_length": 1024, "output_length": 4}
     lines = [json.dumps(about | {"timestamp": at, "hash_ids": [at % 3, 9 + at]}) for at in range(40)]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(lines), encoding="utf-8")
 
-    (found,) = measure(options(trace=trace, workloads="", requests=40))
+    found = measure(options(trace=trace, workloads="", requests=40))
 
-    assert found["of"] == "trace"
-    assert [run["requests"] for run in found["runs"]] == [40]
+    assert [each["of"] for each in found] == ["trace", "trace, speed ×2"]
+    assert [scale_of(each["of"]) for each in found] == [1.0, 2.0]
+    assert [run["requests"] for each in found for run in each["runs"]] == [40, 40]
