@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.trace:
         scales = [float(scale) for scale in options.time_scales.split(",")]
         names = [TRACE if scale == 1 else f"{TRACE}{TIMES}{scale:g}" for scale in scales]
-        workloads = dict.fromkeys(names, [1]) | workloads  # A trace has nothing that a seed would draw.
+        workloads = {name: [1] for name in names} | workloads  # A trace has nothing that a seed would draw.
     found = []
     for workload, seeds in workloads.items():
         runs = []
