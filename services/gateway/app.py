@@ -10,12 +10,13 @@ from starlette.types import ASGIApp
 
 from services.gateway.boundary import Boundary
 from services.gateway.cross_origin import cross_origin
+from services.gateway.direct_routes import DirectRoutes
 from services.gateway.docs_page import docs_page
 from services.gateway.error_answers import error_answer, error_headers
 from services.gateway.failures import error_of_status
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import install_openapi
-from services.gateway.request_spans import TracedApp
+from services.gateway.request_spans import TRACED_PATHS, TracedApp
 from services.gateway.route_access import administration, identified
 from services.gateway.routes.adapters import adapters_router
 from services.gateway.routes.cache import cache_router
@@ -66,12 +67,13 @@ def build_app(gateway: Gateway) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    for router in OF_CALLERS:
-        app.include_router(router(gateway), dependencies=[Depends(identified)])
-    for router in OF_ADMINISTRATION:
-        app.include_router(router(gateway), dependencies=[Depends(administration(gateway.config.admin_key))])
-    for router in OF_ALL:
-        app.include_router(router(gateway))
+    of_callers = [router(gateway) for router in OF_CALLERS]
+    for router in of_callers:
+        app.include_router(router, dependencies=[Depends(identified)])
+    for administered in OF_ADMINISTRATION:
+        app.include_router(administered(gateway), dependencies=[Depends(administration(gateway.config.admin_key))])
+    for open_to_all in OF_ALL:
+        app.include_router(open_to_all(gateway))
     app.include_router(ui_router())
     app.add_exception_handler(ThermoclineError, _on_typed_error)
     app.add_exception_handler(HTTPException, _on_framework_error)
@@ -83,7 +85,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     async def docs() -> str:
         return docs_page(app.openapi())
 
-    bounded = Boundary(app, gateway.callers, gateway.config.admin_key)
+    routed = DirectRoutes(app, of_callers, TRACED_PATHS)
+    bounded = Boundary(routed, gateway.callers, gateway.config.admin_key)
     served = cross_origin(bounded, gateway.config.cors_origins)
     if gateway.tracer is None:
         return served

@@ -148,9 +148,11 @@ class Bodies:
         self._note(more, tenant)
 
     def _note(self, more: int, tenant: str) -> None:
+        if not more:
+            return
         self.held_bytes += more
         BODY_BYTES.set(self.held_bytes)
-        if tenant and more:
+        if tenant:
             self._held_by[tenant] += more
             if not self._held_by[tenant]:
                 del self._held_by[tenant]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import metrics
@@ -46,12 +46,7 @@ class Boundary:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if is_messages_path(scope["path"]):
-                    headers["request-id"] = request_id
-                if account is not None and scope["method"] == "POST":
-                    headers.update(account.headers())
+                message["headers"] = [*message.get("headers", ()), *_own_headers(scope, request_id, account)]
             await send(message)
 
         metrics.CONNECTIONS_OPEN.inc()
@@ -68,12 +63,14 @@ class Boundary:
                     account.begin_request()
             await self._app(scope, receive, send_marked)
         except ThermoclineError as error:
+            if error.status == 500:
+                _log.error("request_failed", path=scope["path"], code=error.code, reason=error.message)
             if isinstance(error, NotAuthenticated):
                 scope["state"]["refusal"] = error
             await send_error(scope, send_marked, error, started=bool(status))
         except Exception:
             _log.exception("request_failed", path=scope["path"])
-            unexpected = InternalError("an unexpected error; its log has details")
+            unexpected = InternalError("an unexpected error; the gateway's log has details")
             await send_error(scope, send_marked, unexpected, started=bool(status))
         finally:
             if "refusal" in scope["state"]:
@@ -93,6 +90,15 @@ async def send_error(scope: Scope, send: Send, error: ThermoclineError, *, start
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _own_headers(scope: Scope, request_id: str, account: Account | None) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-request-id", request_id.encode())]
+    if is_messages_path(scope["path"]):
+        headers.append((b"request-id", request_id.encode()))
+    if account is not None and scope["method"] == "POST":
+        headers += [(name.encode(), value.encode()) for name, value in account.headers().items()]
+    return headers
 
 
 def _route_of(scope: Scope) -> str:

@@ -11,6 +11,7 @@ from services.gateway import admission, conversation, prompt_weight
 from services.gateway.accounts import Account
 from services.gateway.cache_hints import Breakpoint, breakpoints, chat_leases, keeps_text, without_controls
 from services.gateway.gateway import Gateway
+from services.gateway.known_texts.room import Room
 from services.gateway.openai_schema.chat import ChatRequest
 from services.gateway.replies.tool_choice import asked_tools, check_rendered
 from services.gateway.ticket import Ticket
@@ -63,7 +64,8 @@ async def chat_prompt(
     """Return the tokens of a conversation, earlier answers in the ids as sampled, and the leases of its breakpoints.
 
     Sampled ids are remembered by ``namespace``, that of the request's KV. ``ticket`` is given the place of the answer;
-    without one no answer follows, and nothing is leased. All work that grows with the messages is done in a thread.
+    without one no answer follows, and nothing is leased. All work that grows with the messages is done in a thread,
+    unless the conversation is light and little of its text is new.
 
     Raises InvalidRequest, ContextTooLong.
     """
@@ -92,8 +94,8 @@ async def chat_prompt(
         opened = turns.open(text, tokenizer.shape(arguments, namespace), namespace, len(said))
         return _Rendered(messages, tools, marks, opened, latest if isinstance(latest, str) else "" if said else None)
 
-    def encode(made: _Rendered) -> tuple[Spliced, tuple[Lease, ...]]:
-        spliced = turns.tokens(made.opened, context, known_in=known_in)
+    def encode(made: _Rendered, room: Room | None = None) -> tuple[Spliced, tuple[Lease, ...]]:
+        spliced = turns.tokens(made.opened, context, known_in=known_in, room=room)
         admission.check_prompt_tokens(spliced.tokens, gateway.facts.vocab_size)
         again = partial(tokenizer.render, **how)
         return spliced, chat_leases(made.marks, spliced.tokens, made.messages, made.tools, again, tokenizer)
@@ -103,10 +105,16 @@ async def chat_prompt(
         return made, None if made.opened.unknown else encode(made)
 
     weight = prompt_weight.weight(request)
-    made, encoded = await tokenizer.run(work, weight)
+    is_light = prompt_weight.is_light(request, weight)
+    if is_light:
+        made, encoded = render(), None
+    else:
+        made, encoded = await tokenizer.run(work, weight)
     if encoded is None:
-        await turns.look_up(made.opened)
-        encoded = await tokenizer.run(lambda: encode(made), weight)
+        if made.opened.unknown:
+            await turns.look_up(made.opened)
+        # A breakpoint is found by tokenising text again.
+        encoded = await tokenizer.run_light(partial(encode, made), weight, is_light=is_light and not made.marks)
     spliced, leases = encoded
     if ticket is not None:
         ticket.turn = turns.turn(made.opened, spliced, made.latest)

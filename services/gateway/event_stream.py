@@ -168,5 +168,7 @@ class EventStream(Response):
         return b"".join(map(self._framing.event, chunks))
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        if more and self._write is not None and self._write(data):
+            return
         async with asyncio.timeout(self._times.send_s):
             await send({"type": "http.response.body", "body": data, "more_body": more})

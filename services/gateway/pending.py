@@ -113,7 +113,7 @@ class Choice:
 
 
 class Generation:
-    """The choices of one HTTP request, and the event on which its answer waits."""
+    """The choices of one HTTP request, and how its answer waits for them."""
 
     def __init__(self, choices: Sequence[Choice], *, is_streaming: bool = False, model: str = "") -> None:
         """``model`` is the name that the caller asked for, which the answer repeats."""
@@ -127,7 +127,8 @@ class Generation:
         False where it could not send them.
         """
         self._is_offering = False
-        self._event = asyncio.Event()
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
         for choice in self.choices:
             choice.generation = self
 
@@ -151,35 +152,51 @@ class Generation:
                 self._is_offering = True
                 asyncio.get_running_loop().call_soon(self._offer_news)
         elif self.is_streaming or self.choices[position].is_over:
-            self._event.set()
+            self._tell()
 
     def _offer_news(self) -> None:
         self._is_offering = False
         touched = [self.choices[position] for position in self._touched]
         if self.take_news is None or self.abandoned is not None or any(choice.is_over for choice in touched):
-            self._event.set()
+            self._tell()
             return
         self._touched = {}
         if not self.take_news(touched):
-            self._event.set()
+            self._tell()
 
     def abandon(self, reason: ThermoclineError) -> None:
         """Stop waiting, because the client no longer reads the answer; the first reason stays."""
         if self.abandoned is None:
             self.abandoned = reason
-            self._event.set()
+            self._tell()
 
     async def changed(self, timeout_s: float) -> list[Choice] | None:
-        """Wait for changes; return the choices that have some, or None after ``timeout_s`` without any."""
-        if not self._event.is_set():
+        """Wait for changes; return the choices that have some, or None after ``timeout_s`` without any.
+
+        Only one task waits.
+        """
+        if not self._has_news:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = loop.call_later(timeout_s, self._release)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self._event.wait()
-            except TimeoutError:
+                await waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+            if not self._has_news:
                 return None
-        self._event.clear()
+        self._has_news = False
         touched, self._touched = self._touched, {}
         return [self.choices[position] for position in touched]
+
+    def _tell(self) -> None:
+        self._has_news = True
+        self._release()
+
+    def _release(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def finished(self, timeout_s: float) -> None:
         """Wait until every choice is over or one has failed. Raises DeadlineExceeded after ``timeout_s``."""

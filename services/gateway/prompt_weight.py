@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 from services.gateway.openai_schema.chat import ChatMessage, ChatRequest
 
 INLINE_CHARACTERS = 2_000
-"""A shorter text is tokenised at once: handing it to a thread would cost more."""
+"""A shorter text is tokenised at once: handing it to a thread would cost more. So is a longer one if no more of it is
+new.
+"""
+
+LIGHT_CHARACTERS = 20_000
+LIGHT_MESSAGES = 16
+"""A conversation up to both bounds is rendered, and looked up among known texts, in half a millisecond."""
 
 LONG_CHARACTERS = 200_000
 """A longer text waits only for other long ones, and no shorter text waits for it. About 50,000 tokens."""
@@ -39,6 +45,11 @@ def weight(request: ChatRequest) -> int:
         if total * renderings > LONG_CHARACTERS:
             return LONG_CHARACTERS + 1
     return total * renderings
+
+
+def is_light(request: ChatRequest, characters: int) -> bool:
+    """Return whether a conversation of this :func:`weight` is rendered at once, and tokenised too if little is new."""
+    return characters <= LIGHT_CHARACTERS and len(request.messages) <= LIGHT_MESSAGES and not request.tools
 
 
 def _pieces(request: ChatRequest) -> Iterator[tuple[int, bool]]:

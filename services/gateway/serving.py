@@ -136,19 +136,23 @@ async def _answer(gateway: Gateway, http: Request, asked: Asked) -> Response:
     ticket.spend_prompts(generation)
     _begin(gateway, http, asked)
     await gateway.dispatcher.start(generation)
+    before_closing = asked.before_closing
+    if view.wants_explanation:
+        before_closing = functools.partial(_explain, gateway, http, generation, view)
+    stream: EventStream | None = None
     if generation.is_streaming:
+        times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
+        # All of this is ready when the first token comes.
+        stream = EventStream(generation, view, ticket, times, before_closing)
+        view.prepare()
         await generation.changed(config.stream_start_ms / 1000)
     else:
         await generation.finished(config.request_timeout_ms / 1000 + 5)
     failure = generation.first_failure()
     if failure is not None:
         raise failure
-    before_closing = asked.before_closing
-    if view.wants_explanation:
-        before_closing = functools.partial(_explain, gateway, http, generation, view)
-    if generation.is_streaming:
-        times = StreamTimes(keepalive_s=config.keepalive_ms / 1000, send_s=config.send_timeout_ms / 1000)
-        return EventStream(generation, view, ticket, times, before_closing)
+    if stream is not None:
+        return stream
     if before_closing is not None:
         await before_closing()
     body = view.whole()

@@ -9,6 +9,7 @@ are not changed. Its ``encode`` holds the interpreter's lock, so that a thread w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import threading
@@ -30,11 +31,12 @@ from services.gateway.known_texts.boundaries import links, prove
 from services.gateway.known_texts.encoding import encode_known
 from services.gateway.known_texts.fronts import Fronts
 from services.gateway.known_texts.index import KnownTexts
+from services.gateway.known_texts.room import Room, TooMuchNewText
 from services.gateway.known_texts.special_ids import special_ids
 from services.gateway.one_at_a_time import OneAtATime
 from services.gateway.openai_schema.tokenization import TokenizerInfo
 from services.gateway.plain_specials import PlainSpecials
-from services.gateway.prompt_weight import INLINE_CHARACTERS, LONG_CHARACTERS
+from services.gateway.prompt_weight import INLINE_CHARACTERS, LIGHT_CHARACTERS, LONG_CHARACTERS
 from services.gateway.token_text import TokenTexts
 from services.gateway.turns.template_shape import TemplateShape, shape_of
 from shared.errors import ContextTooLong, InvalidRequest, OperatorError
@@ -145,6 +147,9 @@ class Tokenizer:
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._long = ThreadPoolExecutor(threads, thread_name_prefix="tokenise-long")
         self._template, self._tool_template = chat_templates_of(self._tokenizer)
+        self._special_texts: dict[str, str] = dict(self._tokenizer.special_tokens_map)
+        own = getattr(type(self._tokenizer), "apply_chat_template", None)
+        self._renders_by_jinja = own is PreTrainedTokenizerFast.apply_chat_template
         # Both, by which formats are chosen.
         self.template_source = "\n".join(dict.fromkeys((self._template, self._tool_template)))
         self.has_chat_template = bool(self._template)
@@ -202,6 +207,7 @@ class Tokenizer:
         add_special_tokens: bool,
         most: int = 0,
         known_in: str | None = None,
+        room: Room | None = None,
         param: str = "prompt",
     ) -> PackedTokens:
         """Return the token ids of ``text``.
@@ -211,21 +217,31 @@ class Tokenizer:
 
         Raises ContextTooLong for a text of so many characters that it may have more than ``most`` tokens, if its
         pieces, counted without tokenising all of it, do; 0 is no bound. ``param`` is the field that the text came from.
+        With ``room``, raises TooMuchNewText for more text without known ids than it has left.
         """
         if most and len(text) > SUSPECT_CHARACTERS * most:
+            if room is not None:
+                room.take(len(text))
             self._count(text, most, param)
         if self._backend is None:
+            if room is not None:
+                room.take(len(text))
             with self._lock:
                 return PackedTokens.of(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         if known_in is not None and self._known is not None and len(text) > self._boundaries.least_characters:
             around = self._around if add_special_tokens else NOTHING_AROUND
             if around is not None:
-                tokens = encode_known(text, known_in, self._boundaries, self._known, self._encode_all)
+                encode = partial(self._encode_all, room=room)
+                tokens = encode_known(text, known_in, self._boundaries, self._known, encode)
                 return PackedTokens.joined([around[0], tokens, around[1]]) if add_special_tokens else tokens
-        (whole,) = self._encode_all([text], add_special_tokens=add_special_tokens)
+        (whole,) = self._encode_all([text], add_special_tokens=add_special_tokens, room=room)
         return whole
 
-    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[PackedTokens]:
+    def _encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False, room: Room | None = None
+    ) -> list[PackedTokens]:
+        if room is not None:
+            room.take(sum(map(len, texts)))
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
         with self._turn.let_go():
             if sum(map(len, texts)) > SHARED_CHARACTERS:
@@ -255,10 +271,11 @@ class Tokenizer:
         """Return the token ids of each text without blocking the event loop; otherwise as :meth:`packed`."""
         encode = partial(self.packed, add_special_tokens=add_special_tokens, most=most, known_in=known_in)
 
-        def work() -> list[PackedTokens]:
-            return [encode(text) for text in texts]
+        def work(room: Room | None = None) -> list[PackedTokens]:
+            return [encode(text, room=room) for text in texts]
 
-        return await self.run(work, sum(map(len, texts)))
+        characters = sum(map(len, texts))
+        return await self.run_light(work, characters, is_light=characters <= LIGHT_CHARACTERS)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ``tokens``; ids beyond the vocabulary have none."""
@@ -272,9 +289,13 @@ class Tokenizer:
         """Render the conversation and return its token ids. Raises InvalidRequest when the template refuses it."""
         return self.encode_rendered(self.render(messages)).tolist()
 
-    def encode_rendered(self, text: str, *, most: int = 0, known_in: str | None = None) -> PackedTokens:
+    def encode_rendered(
+        self, text: str, *, most: int = 0, known_in: str | None = None, room: Room | None = None
+    ) -> PackedTokens:
         """Return the token ids of text from :meth:`render`, or of a piece of it; otherwise as :meth:`packed`."""
-        encode = partial(self.packed, add_special_tokens=False, most=most, known_in=known_in, param="messages")
+        encode = partial(
+            self.packed, add_special_tokens=False, most=most, known_in=known_in, room=room, param="messages"
+        )
         return encode(text) if self._specials is None else self._specials.encode(text, encode)
 
     def decode_exactly(self, tokens: Sequence[int]) -> str:
@@ -339,9 +360,10 @@ class Tokenizer:
         return verbatim.shown(rendered, texts, self._marked)
 
     def _apply(self, messages: list[Any], **arguments: Any) -> str:
-        if any("content" in message and message["content"] is None for message in messages):
-            # ``apply_chat_template`` leaves out null content, by which some templates know a message with calls.
-            arguments = {**self._tokenizer.special_tokens_map, **arguments}
+        if self._renders_by_jinja or any("content" in message and message["content"] is None for message in messages):
+            # ``apply_chat_template`` copies every message once more, and leaves out null content, by which some
+            # templates know a message with calls.
+            arguments = {**self._special_texts, **arguments}
             template = self._tool_template if arguments.get("tools") else self._template
             texts, _ = render_jinja_template([messages], chat_template=template, **arguments)
             return str(texts[0])
@@ -357,6 +379,16 @@ class Tokenizer:
     def _marked(self, said: T) -> T:
         """Return callers' texts, with special tokens marked where they count as text."""
         return said if self._specials is None else self._specials.marked(said)
+
+    async def run_light(self, work: Callable[[Room | None], T], characters: int, *, is_light: bool) -> T:
+        """Do ``work`` on a text of about so many characters; where it ``is_light``, at once if little text is new.
+
+        ``work`` may be called twice: with room for new text, in which it raises TooMuchNewText, and then without.
+        """
+        if is_light and characters > INLINE_CHARACTERS:
+            with contextlib.suppress(TooMuchNewText):
+                return work(Room(INLINE_CHARACTERS))
+        return await self.run(lambda: work(None), characters)
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
         """Do ``work`` on a text of about so many characters: at once when it is small, in a thread when it is not.

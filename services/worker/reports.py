@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -64,8 +64,7 @@ class Report:
         return not (self.events or self.items or self.recalled or self.preempted)
 
 
-@dataclass(slots=True)
-class BatchFigures:
+class BatchFigures(msgspec.Struct):
     """Times and counts of one batch; see the fields of ``BatchDone``."""
 
     compute_us: int = 0
@@ -122,7 +121,7 @@ class Reporter:
                 plan=plan,
                 failed=tuple(dict.fromkeys(failed)),
                 load_failures=tuple(load_failures),
-                **asdict(figures),
+                **msgspec.structs.asdict(figures),
                 restores_refused=tuple(restores_refused),
                 sparse_refused=tuple(sparse_refused),
                 sparse_loaded=tuple(sparse_loaded),
@@ -247,7 +246,7 @@ class Reporter:
             stop_match=growth.stop_match,
             error=error,
             usage=usage_of(request) if has_usage else None,
-            timing=Timing(**asdict(request.milestones)) if is_first else None,
+            timing=Timing(**msgspec.structs.asdict(request.milestones)) if is_first else None,
         )
         request.items_sent += 1
         self.report.begins |= is_first and bool(tokens)

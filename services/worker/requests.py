@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -47,8 +48,7 @@ TRANSITIONS: dict[tuple[State, Change], State] = {
 }
 
 
-@dataclass(slots=True)
-class Milestones:
+class Milestones(msgspec.Struct):
     """Wall-clock nanoseconds; 0 is not yet (see ``shared.messages.tokens.Timing``)."""
 
     received_ns: int = 0

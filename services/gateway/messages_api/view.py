@@ -87,6 +87,9 @@ class MessagesView:
         self._stop: StopDelta | None = None
         self.explanation: Explanation | None = None
 
+    def prepare(self) -> None:
+        """Make nothing: the first events have the time and what is known of the prompt."""
+
     def opening(self) -> list[bytes]:
         """Return ``message_start`` with the prompt's usage so far, and a ping."""
         return [_event(MessageStart(message=self._response([], None))), _event(Ping())]

@@ -63,6 +63,9 @@ class ResponsesView:
         self._number = 0
         self.explanation: Explanation | None = None
 
+    def prepare(self) -> None:
+        """Make nothing: the first events have the time and what is known of the prompt."""
+
     def opening(self) -> list[bytes]:
         """Return the events ``response.created`` and ``response.in_progress``."""
         return [

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from services.gateway.known_texts.room import Room
 from services.gateway.pending import Generation
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.turns import measures
@@ -149,9 +150,14 @@ class Turns:
         if self._store is not None:
             opened.heard = await self._store.read(opened.unknown)
 
-    def tokens(self, opened: OpenPrompt, most: int, *, known_in: str | None = None) -> Spliced:
-        """Return the prompt's ids; otherwise as ``Tokenizer.packed``. Safe in any thread. Raises ContextTooLong."""
-        encode = partial(self._tokenizer.encode_rendered, most=most, known_in=known_in)
+    def tokens(
+        self, opened: OpenPrompt, most: int, *, known_in: str | None = None, room: Room | None = None
+    ) -> Spliced:
+        """Return the prompt's ids; otherwise as ``Tokenizer.packed``. Safe in any thread.
+
+        Raises ContextTooLong, and with ``room`` TooMuchNewText.
+        """
+        encode = partial(self._tokenizer.encode_rendered, most=most, known_in=known_in, room=room)
         if self._memory is None:
             return Spliced(encode(opened.text), ())
         for asked in opened.unknown:

@@ -72,6 +72,9 @@ class AnswerView(Protocol):
     def wants_explanation(self) -> bool:
         """Whether the caller asked for an explanation."""
 
+    def prepare(self) -> None:
+        """Make what needs no token, while the answer to a stream waits for its first one."""
+
     def opening(self) -> list[bytes]:
         """Return the chunks before any token, as JSON."""
 
@@ -112,6 +115,9 @@ class DataEvents:
     def wants_explanation(self) -> bool:
         """Whether the request has ``explain``."""
         return self._wanted.explanation
+
+    def prepare(self) -> None:
+        """Make nothing."""
 
     def _prompt_logprobs(
         self, found: Sequence[TokenLogprob | None] | None

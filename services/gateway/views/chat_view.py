@@ -37,10 +37,20 @@ class ChatView(DataEvents):
         """All arguments are those of :class:`DataEvents`."""
         super().__init__(generation, head, wanted, texts, now_ns)
         self._first = True
+        self._prepared: list[bytes] | None = None
         self._is_plain = not (wanted.tokens_matter or wanted.prompt_logprobs is not None)
+
+    def prepare(self) -> None:
+        """Encode what is the same whatever the tokens are: the chunks with the role, and those of texts around them."""
+        if self._is_plain:
+            self._prepared = self.opening()
+            for choice in self._generation.choices:
+                self._template(choice.position)
 
     def opening(self) -> list[bytes]:
         """Return one chunk per choice with the role, before any content."""
+        if self._prepared is not None:
+            return self._prepared
         return [
             self._chunk(
                 [ChatChunkChoice(index=c.position, delta=AnswerDelta(role="assistant", content=""))],
@@ -76,11 +86,14 @@ class ChatView(DataEvents):
 
     def _text_chunk(self, position: int, text: str) -> bytes:
         """Return a chunk with only text, as most have."""
+        return self._template(position).fill(text)
+
+    def _template(self, position: int) -> TextTemplate:
         template = self._templates.get(position)
         if template is None:
             example = ChatChunkChoice(index=position, delta=AnswerDelta(content=MARK))
             template = self._templates[position] = TextTemplate(self._chunk([example]))
-        return template.fill(text)
+        return template
 
     def closing(self) -> list[bytes]:
         """Return a chunk without choices, if usage, timing or an explanation was asked for."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.gateway.replies.choosing import choose_formats
-from services.gateway.tokenizer import Tokenizer
+from services.gateway.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.gateway.running_gateway import MODEL_DIR
 
 PLAIN = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -80,3 +80,18 @@ def test_a_processors_template_is_used_where_the_tokenizer_has_none(tmp_path: Pa
     assert made.has_chat_template
     assert rendered(made) == "<user>hi<assistant>ho"
     assert own.template_source == PLAIN
+
+
+@pytest.mark.parametrize(
+    "template", [PLAIN, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}]]
+)
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_a_template_is_rendered_as_transformers_renders_it(tmp_path: Path, template: Any, tools: Any) -> None:
+    """Without the library's further copies of the messages, and with the texts of special tokens."""
+    if isinstance(template, str):
+        template += "{{ bos_token }}{{ eos_token }}{{ tools | length if tools else 0 }}{{ extra }}"
+    made = Tokenizer(folder(tmp_path, template))
+    arguments: dict[str, Any] = {"extra": {"a": [1, None]}, "add_generation_prompt": True}
+    expected = load_tokenizer(tmp_path).apply_chat_template(TALK, tools=tools, tokenize=False, **arguments)
+
+    assert made.render(TALK, tools=tools, template_arguments={"extra": {"a": [1, None]}}) == expected

@@ -75,7 +75,7 @@ async def streaming(
     say(made.choices[0], 0, "first")
     scope = {"extensions": {WRITE_EXTENSION: connection.write}}
     task = asyncio.create_task(stream(scope, cast(Any, None), connection.send))
-    assert await connection.more() == ("sent", ["first"])
+    assert await connection.more() == ("written", ["first"])
     await asyncio.sleep(0)
     try:
         yield connection, task
@@ -156,7 +156,7 @@ def test_a_quiet_stream_is_kept_alive_from_its_last_write_on() -> None:
             say(made.choices[0], 1, "a")
             assert await connection.more() == ("written", ["a"])
 
-            assert await connection.more() == ("sent", [])
+            assert await connection.more() == ("written", [])
             assert loop.time() - begun == pytest.approx(17.0, abs=0.1)
 
     run_virtually(scenario())

@@ -21,6 +21,7 @@ from services.gateway.views.logprobs import (
 )
 from services.gateway.views.usage import timing_report, usage_report
 from shared.messages.tokens import ImportanceUsage, Timing, TokenItem, TokenLogprob, Usage
+from shared.messages.worker_events import FinishReason
 from tests.scripted_cell import submit
 from tests.unit.gateway.running_gateway import tokenizer
 
@@ -328,3 +329,33 @@ def test_a_streamed_echo_comes_once() -> None:
         texts.append(msgspec.json.decode(chunk)["choices"][0]["text"] if chunk else None)
 
     assert texts == ["prompt ", "a", "b"]
+
+
+@pytest.mark.parametrize("wanted", [Wanted(), Wanted(usage_chunk=True), Wanted(token_ids=True), Wanted(logprobs=1)])
+@pytest.mark.parametrize("view_of", [ChatView, CompletionView])
+def test_a_view_that_was_prepared_writes_the_same(view_of: type[ChatView | CompletionView], wanted: Wanted) -> None:
+    """What needs no token is only encoded earlier."""
+    finishes: tuple[FinishReason | None, ...] = (None, None, "length")
+    streams = []
+    for is_prepared in (True, False):
+        made = generation(n=2)
+        view = view_of(made, HEAD, wanted, TEXTS, lambda: 0)
+        if is_prepared:
+            view.prepare()
+        sent = view.opening()
+        for index, finish in enumerate(finishes):
+            for choice in made.choices:
+                say_one(choice, index, finish)
+                sent.append(view.chunk(choice, choice.assembly.take()) or b"")
+        streams.append([*sent, *view.closing()])
+
+    assert streams[0] == streams[1]
+
+
+def say_one(choice: Choice, index: int, finish: FinishReason | None) -> None:
+    logprob = TokenLogprob(token=HELLO, logprob=-0.5, top=((HELLO, -0.5),))
+    item = TokenItem(
+        request_id=choice.request_id, attempt=1, index=index, tokens=(HELLO,), text=" the", logprobs=(logprob,),
+        finish=finish, usage=Usage(device_tokens=3),
+    )  # fmt: skip
+    choice.accept("w", item, 1.0)

@@ -19,6 +19,7 @@ from tests.unit.gateway.running_gateway import FACTS, Harness, running_gateway, 
 
 FACTS_LONG = replace(FACTS, max_context=100_000)
 TEXT = "the keeper of the light " * 200
+SIZES = {"known": 2**20, "plain": 0}
 
 
 @pytest.fixture(params=FORMS)
@@ -101,3 +102,30 @@ async def test_other_salts_and_requests_that_keep_nothing_find_nothing(harness: 
     assert await found(cache={"write": False}) == repeated == 0
     assert await found(cache_salt="a") < await found(cache_salt="a")
     assert await found() < await found()
+
+
+async def test_a_light_conversation_of_known_text_is_tokenised_at_once(tmp_path: Path) -> None:
+    """Its thread would take longer than the work; too much new text is still tokenised in one."""
+    kind = next(iter(FORMS))
+    tokenizer, plain = (chat_tokenizer(tmp_path / name, kind, known_bytes=size) for name, size in SIZES.items())
+    settings: dict[str, Any] = {"facts": FACTS_LONG, "model_tokenizer": tokenizer}
+    system = {"role": "system", "content": TEXT}
+    async with running_gateway(says("hi"), **settings) as harness:
+        await prompt_of(harness, "/v1/chat/completions", messages=[system, {"role": "user", "content": "one"}])
+        await prompt_of(harness, "/v1/completions", prompt=TEXT + "one")
+        tokenizer.close()  # No thread takes work any more.
+        messages = [system, {"role": "user", "content": "another"}]
+
+        assert await prompt_of(harness, "/v1/chat/completions", messages=messages) == plain.encode_rendered(
+            plain.render(messages)
+        )
+        assert await prompt_of(harness, "/v1/completions", prompt=TEXT + "another") == plain.encode_now(
+            TEXT + "another", add_special_tokens=True
+        )
+        for messages in (
+            [{"role": "user", "content": "never said before " * 300}],
+            [system, *[{"role": "user", "content": "a"}] * 16],
+        ):
+            refused = await harness.client.post("/v1/chat/completions", json={"messages": messages})
+            assert refused.status_code == 500
+    plain.close()
