@@ -180,8 +180,12 @@ class ThermoclinePolicy(Policy):
                 return node
 
     def prepare(self) -> bool:
-        """Make a slice of the next index ahead, if this pool leads; return whether there was one."""
-        return self.leads and self.learner.fit.make_ahead()
+        """Let the duel's caches evict, or make a slice of the next index ahead, if this pool leads.
+
+        Return whether there was anything to do.
+        """
+        learner = self.learner
+        return self.leads and (learner.duel.evict(self.capacity, self.clock, learner.law) or learner.fit.make_ahead())
 
     @property
     def leads(self) -> bool:

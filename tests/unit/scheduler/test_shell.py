@@ -11,8 +11,9 @@ import pytest
 from msgspec import structs
 
 from services.scheduler import core
+from services.scheduler.active import Active
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.fold import Fold
+from services.scheduler.fold import Fold, Folded
 from services.scheduler.shell import Shell
 from services.scheduler.snapshots import SnapshotStore, encode_snapshot, take_snapshot
 from shared import lifecycle, subjects
@@ -168,6 +169,34 @@ async def test_inputs_become_plans_with_the_time_of_sending(cell: Cell) -> None:
     assert [plan.number for plan in plans] == list(range(1, len(plans) + 1))
     assert any(isinstance(plan.order, AdmitRequest) for plan in plans)
     assert int(received[0].headers[subjects.SENT_NS_HEADER]) > 0
+
+
+async def test_outputs_are_written_before_anything_else_is_done_for_their_input(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus writes at the end of a turn of the loop; metrics, timers and heartbeats come after that."""
+    happened: list[str] = []
+    publish, observe = MemoryBus.publish, Active.observe
+
+    async def published(bus: MemoryBus, subject: str, data: bytes, headers: Any = None) -> None:
+        if subject.startswith(subjects.OUTPUTS[:-1]):
+            asyncio.get_running_loop().call_soon(happened.append, "written")
+        await publish(bus, subject, data, headers)
+
+    def observed(active: Active, message: StreamMessage, folded: Folded) -> None:
+        if folded.published:
+            happened.append("observed")
+        observe(active, message, folded)
+
+    monkeypatch.setattr(MemoryBus, "publish", published)
+    monkeypatch.setattr(Active, "observe", observed)
+    async with scheduler(cell):
+        await cell.put(worker_joined())
+        await cell.folded(await cell.put(submit("r1", [1, 2, 3])))
+
+    told = [each for place, each in enumerate(happened) if not place or happened[place - 1] != each]
+    assert told[:2] == ["written", "observed"]
+    assert told == ["written", "observed"] * (len(told) // 2)
 
 
 async def test_restart_continues_with_the_same_numbers(cell: Cell) -> None:

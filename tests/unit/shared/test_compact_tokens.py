@@ -37,6 +37,15 @@ def test_a_token_takes_the_bits_of_its_vocabulary(vocabulary: int, eighths: int)
 def test_the_bytes_are_these() -> None:
     """They are in recordings, so they stay what they are."""
     assert compacted(pack_int32([1, 0x20003, 0x10002])).hex() == "03000000020100030002000402"
+    assert compacted(pack_int32([1, 2])).hex() == "020000000001000200"
+    assert compacted(pack_int32([-1, 0x1000000])).hex() == "0200000010ffff0000" + 8 * "01" + "03" + 7 * "01"
+
+
+def test_bits_behind_the_last_token_do_not_count() -> None:
+    """A plane ends with a whole byte."""
+    compact = compacted(pack_int32([1, 0x20003, 0x10002]))
+
+    assert expanded(compact[:-1] + bytes([compact[-1] | 0xF8])) == pack_int32([1, 0x20003, 0x10002])
 
 
 @given(st.binary(max_size=40))

@@ -32,6 +32,15 @@ def test_a_run_takes_eight_bytes() -> None:
     assert unpack_int32(runs) == [100, 1_000, -1, 3, 7, 1, 5, 2]
 
 
+@pytest.mark.parametrize("count", [511, 512, 513])
+def test_few_and_many_pages_have_the_same_runs(count: int) -> None:
+    """Lists up to 512 pages are read another way."""
+    pages = [*range(9, 9 + count - 3), -1, -1, 4]
+
+    assert unpack_int32(runs_of(pack_int32(pages))) == [9, count - 3, -1, 2, 4, 1]
+    assert unpack_int32(pages_of(runs_of(pack_int32(pages)))) == pages
+
+
 def test_the_greatest_number_is_no_run_with_the_least() -> None:
     """Numbers of 32 bits do not go round."""
     pages = [2**31 - 1, -(2**31), -(2**31) + 1]

@@ -27,10 +27,10 @@ for _index in range(1, _BLOCK + 1):
 _ONES = [0, *np.cumsum(_POWERS[:_BLOCK], dtype=np.uint64).tolist()]
 _SHIFTS = _POWERS.tolist()
 _POWERS = _POWERS[:_BLOCK][::-1].copy()
-# Most digested spans are a node's first tokens: so few cost less without arrays.
-_FEW = 16
-_unpack_few = Struct(f"<{_FEW}I").unpack
-_FEW_POWERS = tuple(_POWERS[-_FEW:].tolist())
+# Most digested spans are a node's first tokens, or a question: so few cost less without arrays.
+_FEW = 64
+_UNPACKS = [Struct(f"<{count}I").unpack for count in range(_FEW + 1)]
+_POWERS_OF_FEW = [tuple(_POWERS[_BLOCK - count :].tolist()) for count in range(_FEW + 1)]
 
 
 def root_digest(namespace: str) -> int:
@@ -43,11 +43,13 @@ def root_digest(namespace: str) -> int:
 
 def extend(digest: int, tokens: bytes) -> int:
     """Return the digest after further ``tokens``, packed little-endian int32."""
-    if len(tokens) == 4 * _FEW:
-        few: int = digest * _SHIFTS[_FEW] + sum(map(mul, _unpack_few(tokens), _FEW_POWERS)) + _ONES[_FEW]
+    count = len(tokens) // 4
+    if count <= _FEW:
+        few: int = (
+            digest * _SHIFTS[count] + sum(map(mul, _UNPACKS[count](tokens), _POWERS_OF_FEW[count])) + _ONES[count]
+        )
         return few & _MASK
     values = np.frombuffer(tokens, dtype="<u4")
-    count = len(values)
     start = 0
     if count >= _BLOCK:
         start = count // _BLOCK * _BLOCK

@@ -40,6 +40,9 @@ MOST_COMPARED_NODES = 16
 BLOCK_BYTES = 16 * TOKEN_BYTES
 """Bytes that must agree for the two sides to be in step again."""
 
+_FEW_BYTES = 64 * TOKEN_BYTES
+"""Bytes, such as a page's, that are compared as one number: a few calls on arrays take longer."""
+
 MOST_RUNS = 8
 _MOST_TRIES = 16
 """Bounds searches: tokens can be chosen so that a block occurs everywhere except at the start of a token."""
@@ -204,8 +207,11 @@ def _same_before(ours: bytes, here: int, theirs: bytes, there: int) -> bool:
 def common_bytes(ours: bytes, mine: int, theirs: bytes, other: int) -> int:
     """Return how many bytes of whole tokens are equal from these offsets on. Pure."""
     length = min(len(ours) - mine, len(theirs) - other)
-    if ours[mine : mine + length] == theirs[other : other + length]:
+    one, another = ours[mine : mine + length], theirs[other : other + length]
+    if one == another:
         return length
-    count = length // TOKEN_BYTES
-    differs = np.frombuffer(ours, "<i4", count, mine) != np.frombuffer(theirs, "<i4", count, other)
+    if length <= _FEW_BYTES:
+        differing = int.from_bytes(one, "little") ^ int.from_bytes(another, "little")
+        return ((differing & -differing).bit_length() - 1) // (8 * TOKEN_BYTES) * TOKEN_BYTES
+    differs = np.frombuffer(one, "<i4") != np.frombuffer(another, "<i4")
     return int(differs.argmax()) * TOKEN_BYTES

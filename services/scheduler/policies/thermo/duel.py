@@ -100,6 +100,19 @@ class Duel(msgspec.Struct):
             self.rule = self._winner(self.shadows if self.scouts is None else self.scouts, bool(law.index))
         return self.rule
 
+    def evict(self, capacity: int, now: float, law: Law) -> bool:
+        """Let shadow caches evict what fell due with the last request; return whether that was anything.
+
+        ``capacity`` is in tokens.
+        """
+        if not self.tokens:
+            return False
+        held = capacity / self.tokens
+        is_any = self.shadows.evict(held, now, law)
+        if self.scouts is not None:
+            is_any |= self.scouts.evict(held * SCOUT_SHARE, now, law)
+        return is_any
+
     def _winner(self, shadows: Shadows, is_learned: bool) -> int:
         best, most = self.rule, 0.0
         for other in range(RULES):

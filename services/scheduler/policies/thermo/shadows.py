@@ -6,7 +6,8 @@ have one capacity, so rules are compared on what some of them hit and others mis
 prefixes that one request touches come back together: evidence is counted by request, not by sample.
 
 A cache evicts now and then, several samples at once: down to half of what it evicts below its capacity, so that it has
-its capacity on average. The samples are columns with a row each, so that this is done by whole columns.
+its capacity on average. The samples are columns with a row each, so that this is done by whole columns. It falls due
+with a request and is done before the next one at the latest, best where no request waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SLACK_SHARE = 64  # A cache evicts when the samples that came since weigh one in so many of its capacity.
 LEAST_SLACK = 4  # The least weight of these samples.
-SMALL = 512  # Rows up to which all rules evict at once; with more, one rule after each request.
+SMALL = 512  # Rows up to which all rules evict at once; with more, one rule at a time.
 _ALL = (1 << RULES) - 1
 _PAIRS = RULES * RULES
 _MOST_WEIGHT = 2.0**40
@@ -93,10 +94,11 @@ class Shadows(msgspec.Struct):
             self.held[row] = 0
 
     def settle(self, capacity: float, now: float, law: Law, fading: float, turnover_s: float) -> bool:
-        """Settle a request: fade the evidence so far, count its hits, and let caches evict what is too much.
+        """Settle a request: fade the evidence so far, count its hits, and note whether caches are to evict.
 
-        Return whether the evidence has changed. ``capacity`` is in samples' weight.
+        What was due before is evicted now. Return whether the evidence has changed. ``capacity`` is in samples' weight.
         """
+        self.evict(capacity, now, law)
         self.unit /= fading
         if self.unit > _MOST_WEIGHT:
             self.leads = [lead / self.unit for lead in self.leads]
@@ -105,17 +107,25 @@ class Shadows(msgspec.Struct):
         is_changed = bool(self.hits) and self._count()
         if len(self.held) > 2 * len(self.rows) + _SPARE:
             self._drop_ended()
-        slack = max(capacity / SLACK_SHARE, LEAST_SLACK)
-        if self.turn == RULES and self.came >= slack and self.total > capacity:
+        if self.turn == RULES and self.came >= _slack(capacity) and self.total > capacity:
             self.turn, self.came = 0, 0.0
             if not self.turnover_s / 2 < turnover_s < 2 * self.turnover_s:
                 self.turnover_s = 2.0 ** round(log2_one(max(turnover_s, 1e-9)))
+        return is_changed
+
+    def evict(self, capacity: float, now: float, law: Law) -> bool:
+        """Let caches evict what is too much, if that is due: all of them, or one of large ones; return whether any did.
+
+        ``capacity`` is in samples' weight.
+        """
+        if self.turn == RULES:
+            return False
         while self.turn < RULES:
-            self._evict(self.turn, capacity, slack, now, law)
+            self._evict(self.turn, capacity, _slack(capacity), now, law)
             self.turn += 1
             if len(self.held) > SMALL:
                 break
-        return is_changed
+        return True
 
     def lead(self, one: int, other: int) -> tuple[float, float]:
         """Return the weight that one rule hit more than another lately, and the sum of its squares by request."""
@@ -171,6 +181,10 @@ class Shadows(msgspec.Struct):
         self.total -= float(np.frombuffer(self.weights)[ended].sum())
         for digest in np.frombuffer(self.digests, np.uint64)[ended].tolist():
             del self.rows[digest]
+
+
+def _slack(capacity: float) -> float:
+    return max(capacity / SLACK_SHARE, LEAST_SLACK)
 
 
 def lowest(keys: Floats, weights: Floats, wanted: float) -> Ints:

@@ -394,6 +394,26 @@ def test_policy_goes_on_from_a_snapshot_in_the_middle_of_a_fit() -> None:
     assert cache.policy.encode() == unbroken().policy.encode()
 
 
+def test_a_request_does_not_wait_for_the_duel_s_caches() -> None:
+    """They evict between requests; what is left is done by the next one, and requests decide as well."""
+    policy = ThermoclinePolicy()
+    cache = BlockCache(policy, 40)
+    due = evicted = 0
+    for number, (seconds, blocks) in enumerate(chats(400)):
+        cache.request(seconds, blocks)
+        shadows = policy.learner.duel.shadows
+        held = bytes(shadows.held)
+        is_due = shadows.turn < RULES
+        due += is_due
+        if number % 2:
+            assert policy.prepare() or not is_due
+            assert shadows.turn == RULES
+            evicted += bytes(shadows.held) != held
+
+    assert due > evicted > 10
+    assert policy.learner.duel.shadows.is_full
+
+
 def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_force() -> None:
     """Slices of the index that are made between requests are not made again, and the law is the same byte for byte."""
     packed = unbroken().policy.encode()
@@ -402,7 +422,8 @@ def test_index_made_ahead_changes_neither_the_tables_nor_when_they_come_into_for
         policy = ThermoclinePolicy.decode(packed)
         while policy.learner.fit.stage:
             policy.learner.fit.advance(policy.learner.law)
-        assert not policy.prepare()
+        while policy.prepare():
+            assert not policy.learner.fit.stage
         assert policy.learner.fit.start(policy.learner.law, policy.clock)
         made, slices = 0, 0
         while policy.learner.fit.stage:

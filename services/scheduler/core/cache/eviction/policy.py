@@ -105,7 +105,10 @@ class Policy(msgspec.Struct):
         raise NotImplementedError
 
     def prepare(self) -> bool:
-        """Do some work ahead that decides nothing, if there is any; return whether there was."""
+        """Do some work that later calls would wait for, if there is any; return whether there was.
+
+        It is called in steps that do little else, and may never be: calls that need the work do what is left of it.
+        """
         return False
 
     def encode(self) -> bytes:

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.cache import labels
-from services.scheduler.core.cache.labels import LEAST_NARROWED, NARROW_BYTES, label_of, narrow, tokens_of, widened
+from services.scheduler.core.cache.labels import (
+    LEAST_NARROWED,
+    NARROW_BYTES,
+    label_of,
+    narrow,
+    narrow_behind,
+    tokens_of,
+    widened,
+)
 from services.scheduler.core.cache.prefix_tree import Node, PrefixTree, add_child, root_of, split
 from shared.messages.base import pack_int32, unpack_int32
 from tests.stateful.cell_model import namespace
@@ -33,6 +41,19 @@ def test_a_narrow_label_has_three_bytes_of_each_token(tokens: list[int]) -> None
 def test_a_token_that_needs_a_fourth_byte_is_not_narrowed(before: list[int], token: int, after: list[int]) -> None:
     """Wherever it stands. Negative ones need it, too."""
     assert narrow(pack_int32([*before, token, *after])) is None
+
+
+@pytest.mark.parametrize("count", [1_024, 1_025])
+def test_few_and_many_tokens_are_narrowed_alike(count: int) -> None:
+    """From any place of a prompt on, also where another token there is wide."""
+    tokens = random.Random(count).choices(range(MOST + 1), k=count + 2)
+    packed = pack_int32([-1, *tokens[1:-1], 2**24])
+
+    assert narrow_behind(packed, 0, len(packed) - 4) is None
+    assert narrow_behind(packed, 4, len(packed)) is None
+    narrowed = narrow_behind(packed, 4, len(packed) - 4)
+    assert narrowed is not None
+    assert unpack_int32(widened(bytes(narrowed[:-1]))) == tokens[1:-1]
 
 
 def test_long_labels_are_told_back() -> None:

@@ -225,6 +225,18 @@ def test_common_bytes_are_whole_tokens() -> None:
     assert common_bytes(ours, len(ours), theirs, 0) == 0
 
 
+@pytest.mark.parametrize("count", [1, 64, 65])
+def test_the_first_token_that_differs_ends_what_is_common(count: int) -> None:
+    """Whichever of its bits differs, however many tokens there are, and whatever differs behind it."""
+    for place in range(count):
+        for bit in (0, 9, 31):
+            ours, theirs = bytearray(packed([7] * count)), bytearray(packed([7] * count))
+            theirs[place * TOKEN_BYTES + bit // 8] ^= 1 << bit % 8
+            theirs[-1] ^= 2
+
+            assert common_bytes(bytes(ours), 0, bytes(theirs), 0) == place * TOKEN_BYTES
+
+
 def cached_paths(cell: CellModel) -> list[list[int]]:
     """Every path from the one root to a leaf, token by token."""
     tree, found = cell.state.tree, []

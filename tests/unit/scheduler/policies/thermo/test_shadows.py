@@ -37,7 +37,13 @@ def ask(
     uses[item] = uses.get(item, 0) + 1
     shadows.reused(item)
     shadows.enter(item, now, uses[item] << COUNT_SHIFT, 1.0)
+    settle(shadows, capacity, now, fading, turnover_s)
+
+
+def settle(shadows: Shadows, capacity: int, now: float, fading: float = 1.0, turnover_s: float = 1.0) -> None:
+    """Settle a request and do at once what falls due with it."""
     shadows.settle(capacity, now, Law(), fading, turnover_s)
+    shadows.evict(capacity, now, Law())
 
 
 def naive_hits(trace: list[int], capacity: int, key: Callable[..., Any]) -> int:
@@ -118,10 +124,10 @@ def test_hits_of_one_request_are_one_piece_of_evidence() -> None:
         shadows.enter(item, 0.0, 5 << COUNT_SHIFT, 1.0)
     for item in range(10, 20):
         shadows.enter(item, 1.0, 1 << COUNT_SHIFT, 1.0)
-    shadows.settle(10, 1.0, Law(), 1.0, 1.0)
+    settle(shadows, 10, 1.0)
     for item in range(10):
         shadows.reused(item)
-    shadows.settle(10, 2.0, Law(), 1.0, 1.0)
+    settle(shadows, 10, 2.0)
 
     assert shadows.lead(FREQUENCY, RECENCY)[0] == 10
     assert shadows.lead(FREQUENCY, RECENCY)[1] == 100
@@ -134,7 +140,7 @@ def test_changed_features_change_the_order() -> None:
     for item in range(3):
         shadows.enter(item, float(item), 1 << COUNT_SHIFT, 1.0)
     shadows.changed(0, 9 << COUNT_SHIFT)
-    shadows.settle(2, 3.0, Law(), 1.0, 1.0)
+    settle(shadows, 2, 3.0)
 
     assert holds(shadows, FREQUENCY, 0)
     assert not holds(shadows, FREQUENCY, 1)
@@ -155,14 +161,32 @@ def test_memory_is_bounded(items: int) -> None:
     assert len(shadows.held) <= 3 * RULES * (capacity + 4) + 64
 
 
-def test_many_samples_are_evicted_by_one_rule_behind_each_request() -> None:
-    """So that none of them waits for all rules; few are by all rules at once."""
+@pytest.mark.parametrize("is_between", [True, False])
+def test_a_request_evicts_nothing_that_falls_due_with_it(*, is_between: bool) -> None:
+    """It is done once, between two requests or else with the next one."""
+    shadows = Shadows()
+    for item in range(20):
+        shadows.enter(item, float(item), 1 << COUNT_SHIFT, 1.0)
+    shadows.settle(10, 20.0, Law(), 1.0, 1.0)
+
+    assert sizes(shadows) == [20] * RULES
+    if is_between:
+        assert shadows.evict(10, 20.0, Law())
+        assert not shadows.evict(10, 20.0, Law())
+    else:
+        shadows.settle(10, 21.0, Law(), 1.0, 1.0)
+    assert max(sizes(shadows)) <= 10
+    assert shadows.turn == RULES
+
+
+def test_many_samples_are_evicted_by_one_rule_at_a_time() -> None:
+    """So that nothing waits for all rules; few are by all rules at once."""
     found = []
     for count in (SMALL - 1, SMALL + 1):
         shadows = Shadows()
         for item in range(count):
             shadows.enter(item, float(item), 1 << COUNT_SHIFT, 1.0)
-        shadows.settle(100, 500.0, Law(), 1.0, 1.0)
+        settle(shadows, 100, 500.0)
         found.append(sum(size < count for size in sizes(shadows)))
 
     assert found == [RULES, 1]
@@ -201,7 +225,7 @@ def test_a_large_prefix_fills_its_cache_as_small_ones_together_do() -> None:
     shadows = Shadows()
     for item in range(10):
         shadows.enter(item, float(item), 1 << COUNT_SHIFT, 4.0)
-    shadows.settle(22, 10.0, Law(), 1.0, 1.0)
+    settle(shadows, 22, 10.0)
 
     assert sizes(shadows)[RECENCY] == 5
     assert shadows.total == 4.0 * len(shadows.rows)
@@ -213,13 +237,13 @@ def test_evidence_fades() -> None:
     shadows = Shadows()
     for item in range(20):
         shadows.enter(item, float(item), (5 if item < 10 else 1) << COUNT_SHIFT, 1.0)
-    shadows.settle(10, 20.0, Law(), 1.0, 1.0)
+    settle(shadows, 10, 20.0)
     for item in range(10):
         shadows.reused(item)
-    shadows.settle(10, 21.0, Law(), 1.0, 1.0)
+    settle(shadows, 10, 21.0)
     before = shadows.lead(FREQUENCY, RECENCY)[0]
     for _ in range(2000):
-        shadows.settle(10, 22.0, Law(), 1 - 1 / 50, 1.0)
+        settle(shadows, 10, 22.0, 1 - 1 / 50)
 
     assert before == 10
     assert shadows.lead(FREQUENCY, RECENCY)[0] == pytest.approx(10 * (1 - 1 / 50) ** 2000, rel=1e-6)
