@@ -26,6 +26,7 @@ from services.gateway.tokenizer import (
     template_variables,
 )
 from shared.errors import ContextTooLong, InvalidRequest, OperatorError
+from shared.library_versions import installed
 from tests.unit.gateway.running_gateway import MODEL_DIR, tokenizer
 
 REFERENCE = AutoTokenizer.from_pretrained(str(MODEL_DIR))
@@ -84,6 +85,7 @@ def test_a_tokenizer_that_is_code_is_refused_by_name(code: object, tmp_path: Pat
         Tokenizer(path)
 
 
+@pytest.mark.skipif(installed("transformers").startswith("5.17."), reason="Transformers 5.17 itself imports torch")
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
 def test_the_generic_class_needs_no_torch(name: str, tmp_path: Path) -> None:
     """Under the name that the library saves today, too: importing torch takes seconds and hundreds of megabytes."""
