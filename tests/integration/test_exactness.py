@@ -32,15 +32,10 @@ CASES = [
     ("opt", 16),
     *itertools.product(["mla", "gemma4"], [1, 64]),
 ]
-"""The last two hold K and V of their layers unalike; ``test_group_kinds.py`` has their pages of 16 tokens."""
-KINDS = [
-    *(("gpt_oss", size) for size in (1, 16)),
-    *(("llama4", size) for size in (1, 16)),
-    ("roberta", 16),
-    *(("bloom", size) for size in (1, 16)),
-    *(("indexed", size) for size in (1, 16)),
-]
-"""Sinks; chunks and queries scaled by position; positions of its own; attention of its own, and with index keys."""
+"""The last two hold K and V of their layers unalike; ``test_group_kinds.py`` has their pages of 16 tokens.
+
+Other kinds of attention are in ``test_kind_exactness.py``.
+"""
 
 
 def test_every_proven_family_is_covered() -> None:
@@ -50,7 +45,7 @@ def test_every_proven_family_is_covered() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("family", "page_size"), [*CASES, *KINDS])
+@pytest.mark.parametrize(("family", "page_size"), CASES)
 async def test_served_tokens_equal_generate(
     family: str, page_size: int, checkpoints: dict[str, tuple[Path, Reference]], nats_server: NatsServer
 ) -> None:
