@@ -101,8 +101,9 @@ async def test_what_is_too_long_to_keep_is_said(page: Page, gateway: StandIn) ->
     await page.fill("#chat-text", "Say much.")
     await page.keyboard.press("Enter")
 
+    # A slow machine takes long to draw so much.
     await expect(page.locator("#view-chat")).to_contain_text(
-        "This conversation is too long to be kept across a reload."
+        "This conversation is too long to be kept across a reload.", timeout=240_000
     )
     await page.reload()
     await expect(page.locator(".turn")).to_have_count(0)
