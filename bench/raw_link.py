@@ -50,8 +50,10 @@ def receive(host: str, port: int, streams: int, nbytes: int, repeats: int) -> li
 def between(
     sender: Sequence[str], receiver: Sequence[str], host: str, nbytes: int, repeats: int
 ) -> dict[int, list[float]]:
-    """Seconds by number of streams. ``sender`` and ``receiver`` go in front of their commands, ``host`` is the former's
-    address. Raises CalledProcessError when the receiver fails.
+    """Seconds by number of streams.
+
+    ``sender`` and ``receiver`` go in front of their commands, and ``host`` is the sender's address. Raises
+    CalledProcessError when the receiver fails.
     """
     return {
         streams: _measured(sender, receiver, ["--host", host, f"--streams={streams}", f"--nbytes={nbytes}"], repeats)

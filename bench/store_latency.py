@@ -100,18 +100,6 @@ def far_store(latency_ms: float, certificates: Path | None = None) -> Iterator[S
             server.wait(TIMEOUT_S)
 
 
-@contextmanager
-def environment_kept(name: str) -> Iterator[None]:
-    """Put a variable back as it was."""
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
-
-
 def open_backend(config: StorageConfig) -> ObjectStoreBackend:
     """The store as a storage opens it."""
     backend = open_remote(config)
@@ -244,11 +232,7 @@ def measure(folder: Path, rounds: int, count: int, seed: int) -> dict[str, Any]:
             uploaded = asyncio.run(upload(config, Path(files), count, seed))
             results[f"at_{latency_ms}_ms"] = uploaded | asyncio.run(restore(config, rounds, seed))
     for latency_ms in LATENCIES_MS:
-        with (
-            tempfile.TemporaryDirectory(dir=folder) as files,
-            environment_kept("SSL_CERT_FILE"),
-            far_store(latency_ms, Path(files)) as config,
-        ):
+        with tempfile.TemporaryDirectory(dir=folder) as files, far_store(latency_ms, Path(files)) as config:
             results[f"at_{latency_ms}_ms"]["over_tls"] = asyncio.run(restore(config, rounds, seed))
     return results | {"reached": reached(results)}
 

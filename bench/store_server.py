@@ -18,6 +18,7 @@ import ssl
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -139,6 +140,13 @@ async def serve(
     return await asyncio.start_server(handle, host, 0, limit=2**20, backlog=1024, ssl=tls)
 
 
+def tls_context(certificate: Path | str, key: Path | str) -> ssl.SSLContext:
+    """What :func:`serve` needs to speak TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
 def _obey(latency: Latency) -> None:
     for line in sys.stdin:
         latency.seconds = float(line) / 1000
@@ -160,8 +168,5 @@ if __name__ == "__main__":
     parser.add_argument("--tls-cert", default="")
     parser.add_argument("--tls-key", default="")
     options = parser.parse_args()
-    context = None
-    if options.tls_cert:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    asyncio.run(_main(options.latency_ms, options.host, context))
+    tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert else None
+    asyncio.run(_main(options.latency_ms, options.host, tls))

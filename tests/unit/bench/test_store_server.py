@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 
 import pytest
 
-from bench.store_server import Bucket, Latency, serve
+from bench.store_server import Bucket, Latency, serve, tls_context
 from services.storage.backends.object_store import open_remote
 from services.storage.config import StorageConfig
 from tests.certificates import Authority
@@ -30,8 +29,7 @@ async def test_a_storage_writes_finds_reads_and_deletes(
     context = None
     if scheme == "https":
         authority = Authority(tmp_path)
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(*authority.issue("store"))
+        context = tls_context(*authority.issue("store"))
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
     server = await serve(Bucket(), Latency(), tls=context)
     port = server.sockets[0].getsockname()[1]
